@@ -1,12 +1,12 @@
-# Tidewall. Two commands: `make demo` and `make test`. Each installs what it
-# misses on a Debian 12 machine (as root) and is safe to repeat.
+# Tidewall. Two commands: `make demo` and `make test`. Each installs missing packages
+# on a Debian 12 machine (as root) and is safe to repeat.
 
 CARGO ?= cargo
 export PATH := $(HOME)/.cargo/bin:$(PATH)
 
 .PHONY: demo test build install programs setup check loom sanitize instructions kernels clean
 
-## demo: the main job, live: Tidewall beside Linux, from 10,000 packets/s to all the link carries
+## demo: the main purpose, live: Tidewall beside Linux, from 10,000 packets/s to all that the link carries
 demo:
 	scripts/setup.sh demo
 	$(CARGO) build --release --locked -p tidewall
@@ -25,7 +25,7 @@ BUILD ?= target/release
 VERSION = $(shell sed -n '/^\[workspace.package\]/,/^version/s/^version = "\(.*\)"/\1/p' Cargo.toml)
 TO = $(DESTDIR)$(PREFIX)
 
-## install: programs, library, header, pkg-config's file and units, from `make build`, below DESTDIR and PREFIX
+## install: programs, library, header, pkg-config file and units, from `make build`, below DESTDIR and PREFIX
 install:
 	install -d $(TO)/bin $(TO)/lib/pkgconfig $(TO)/include $(TO)/lib/systemd/system
 	install -m 755 $(BUILD)/tidewall $(BUILD)/tidewalld $(TO)/bin
@@ -34,11 +34,11 @@ install:
 	sed 's|@PREFIX@|$(PREFIX)|; s|@VERSION@|$(VERSION)|' packaging/tidewall.pc.in >$(TO)/lib/pkgconfig/tidewall.pc
 	for unit in packaging/systemd/*; do sed 's|/usr/bin/|$(PREFIX)/bin/|' $$unit >$(TO)/lib/systemd/system/$${unit##*/}; done
 
-## programs: Debian's servers and clients on Tidewall and on Linux, compared; writes docs/compatibility.md (as root)
+## programs: compares Debian's servers and clients on Tidewall and on Linux; writes docs/compatibility.md (as root)
 programs: setup
 	scripts/compatibility.sh
 
-## setup: Debian packages that `make test` misses (needs root only if some are)
+## setup: installs the Debian packages that `make test` needs (as root only if one is missing)
 setup:
 	scripts/setup.sh test
 
@@ -52,19 +52,19 @@ check:
 loom:
 	RUSTFLAGS="--cfg loom" $(CARGO) test --profile loom --locked -p tidewall-receive -p tidewall-socket --lib --target-dir target/loom loom_
 
-## sanitize: the driver program, compiled for the processor, with every access checked (needs GCC's libasan)
+## sanitize: the driver program, compiled for the host CPU, with every access checked (needs GCC's libasan)
 sanitize:
 	TIDEWALL_SANITIZE=1 $(CARGO) test --locked -p tidewall-device --target-dir target/sanitize --no-run
 	TIDEWALL_SANITIZE=1 ASAN_OPTIONS=detect_leaks=0 CARGO_TARGET_X86_64_UNKNOWN_LINUX_GNU_RUNNER="env LD_PRELOAD=$$(gcc -print-file-name=libasan.so)" \
 		$(CARGO) test --locked -p tidewall-device --target-dir target/sanitize --lib --test demux_fuzz --test demux_emulated --test demux_parser
 
-## instructions: what the hot paths cost, counted by valgrind and of the driver program by an emulator, beside what is kept
+## instructions: counts the instructions of hot paths (valgrind; an emulator for the driver program), compares with the recorded counts
 instructions:
 	$(CARGO) build --release --locked -p tidewall-preload
 	$(CARGO) bench --locked --no-fail-fast -p tidewall-device -p tidewall-protocol -p tidewall-atm -p tidewall-switch -p tidewall-socket -p tidewall-preload \
 		--bench driver_instructions --bench instructions --bench datagrams --bench descriptors --bench select --bench readiness --bench foreign -- --instructions
 
-## kernels: real kernels by emulated network cards, in QEMU (as root; --kernel, --driver, --check in ARGS)
+## kernels: real kernels with emulated network cards, in QEMU (as root; --kernel, --driver, --check in ARGS)
 kernels: setup
 	$(CARGO) build --release --locked -p tidewall
 	scripts/kernels.sh run $(ARGS)

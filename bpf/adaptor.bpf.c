@@ -1,19 +1,20 @@
 /* SPDX-License-Identifier: MIT OR Apache-2.0
  *
- * A veth pair that steers, as a card does by its n-tuple rules: on the end that
- * sends this program picks the queue, which is the receive queue of the other end
+ * A veth pair that steers, as a card does by its n-tuple rules. On the sending end this
+ * program picks the queue, which is the receive queue of the other end
  * (crates/manager/src/adaptor.rs). For tests and the laboratory.
  *
  * The card's rule table is the sending device's group (`ip link set dev IF group N`):
- * queue << 24 | protocol << 16 | destination port, 0 for none. What no rule is for
- * comes on queue 0.
+ * queue << 24 | protocol << 16 | destination port, 0 for none. Frames without a rule
+ * use queue 0.
  */
 #include "helpers.h"
 
 static long (*const bpf_probe_read_kernel)(void *to, __u32 length, const void *from) =
 	(void *)BPF_FUNC_probe_read_kernel;
 
-/* What is read of the kernel's own; loaders put in the running kernel's offsets (BTF). */
+/* Fields of kernel structures that are read; loaders insert the running kernel's
+ * offsets (BTF). */
 #define RELOCATED __attribute__((preserve_access_index))
 struct net_device {
 	int group;
@@ -26,7 +27,7 @@ static __u32 rule_of(struct __sk_buff *ctx)
 {
 	struct net_device *device = 0;
 	int group = 0;
-	/* The kernel runs programs of traffic control on the buffer itself. */
+	/* The kernel runs traffic control programs on the buffer itself. */
 	bpf_probe_read_kernel(&device, sizeof(device), &((struct sk_buff *)ctx)->dev);
 	bpf_probe_read_kernel(&group, sizeof(group), &device->group);
 	return group;
@@ -59,7 +60,7 @@ int adaptor(struct __sk_buff *ctx)
 {
 	__u32 rule = rule_of(ctx);
 	__u32 queue = rule && is_of(ctx, rule) ? rule >> 24 : 0;
-	/* As a receive queue that was recorded: one more than its number. */
+	/* As a recorded receive queue: its number plus one. */
 	ctx->queue_mapping = queue + 1;
 	return TC_ACT_OK;
 }

@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: MIT OR Apache-2.0
  *
  * Virtual circuits: ATM over MPLS (RFC 4717) in Ethernet (RFC 3032 section 5). A
- * frame's label is what a datagram's address and port are: `labels` says which
- * application has it, and that one's `flows` which channel.
+ * frame's label corresponds to a datagram's address and port. `labels` maps it to the
+ * owning application, and that application's `flows` to a channel.
  */
 #ifndef TIDEWALL_CIRCUITS_H
 #define TIDEWALL_CIRCUITS_H
@@ -13,8 +13,8 @@
 #define NO_LABEL 0xffffffffu
 
 /* The label of a frame to this device's link address, if it is the only one; else
- * NO_LABEL. A label has no other end than the link's: that of a frame for somebody
- * else, which a device receives while it is watched, is not ours. */
+ * NO_LABEL. The link is a label's only other end. A device receives frames for other
+ * stations while it is watched; their labels are not ours. */
 INLINE __u32 circuit_label(struct xdp_md *ctx, const struct tw_control *control)
 {
 	const __u8 *data = (void *)(long)ctx->data, *data_end = (void *)(long)ctx->data_end;
@@ -42,7 +42,7 @@ GLOBAL __u32 circuit_owner(struct xdp_md *ctx, struct tw_device *device)
 	return label == NO_LABEL ? NO_OWNER : label_owner(device, label);
 }
 
-/* Channel of a frame of which circuit_owner() knew the label, or 0. */
+/* Channel of a frame whose label circuit_owner() knew, or 0. */
 GLOBAL __u64 circuit_channel(struct xdp_md *ctx, struct tw_application *application, __u64 k0, __u64 k1)
 {
 	const __u8 *data = (void *)(long)ctx->data, *data_end = (void *)(long)ctx->data_end;

@@ -19,7 +19,7 @@
 #include "flows.h"
 #include "headers.h"
 
-#define COOKIE_PERIOD 64000000000ULL /* ns; a cookie is good for one to two */
+#define COOKIE_PERIOD 64000000000ULL /* ns; a cookie is valid for one to two */
 #define COOKIE_OPTIONS 63
 #define NO_SCALE 15
 
@@ -34,8 +34,8 @@ static const __u16 cookie_mss[8] = { 536, 1220, 1300, 1400, 1440, 1460, 4036, 89
 		v0 ^= w;                                                               \
 	} while (0)
 
-/* SipHash-2-4 of a flow and of `word`, left out when 0: of the flow alone it
- * is the offset of its timestamps (RFC 7323 section 5.4). */
+/* SipHash-2-4 of a flow and of `word`, which is left out when 0. The hash of the flow
+ * alone is the offset of its timestamps (RFC 7323 section 5.4). */
 GLOBAL __u64 cookie_hash(const struct tw_cookies *cookies, const struct ends *ends, __u64 word)
 {
 	if (!cookies || !ends)
@@ -79,12 +79,12 @@ INLINE __u64 cookie_clock(const struct tw_cookies *cookies)
 INLINE __u32 make_cookie(const struct tw_cookies *cookies, const struct ends *ends, __u32 remote, __u32 count,
 			 __u32 mss)
 {
-	/* Never 0: bit 31 tells it from a hash of the flow alone. */
+	/* Never 0: bit 31 distinguishes it from a hash of the flow alone. */
 	__u64 word = (__u64)remote << 32 | 1u << 31 | (count << 3 & 0x7fffffff) | mss;
 	return ((__u32)cookie_hash(cookies, ends, word) & ~15u) | (count & 1) << 3 | mss;
 }
 
-/* True for an ACK of a cookie of ours that is not too old. */
+/* True for an ACK of one of our cookies that is not too old. */
 GLOBAL int cookie_is_valid(const struct tw_cookies *cookies, const struct ends *ends, __u32 sequence,
 			    __u32 acknowledgment)
 {
@@ -104,8 +104,8 @@ struct syn_options {
 	__u8 pad;
 };
 
-/* Reads `length` bytes of options, at most TCP_OPTIONS. As Linux: one of a
- * wrong length is skipped, one that leads beyond the end ends the reading. */
+/* Reads `length` bytes of options, at most TCP_OPTIONS. As Linux: an option of a wrong
+ * length is skipped; one that extends beyond the end ends the reading. */
 GLOBAL int read_options(struct xdp_md *ctx, struct syn_options *found, __u32 offset, __u32 length)
 {
 	const __u8 *options = (const __u8 *)(long)ctx->data + (offset & FRAME_MASK);
@@ -165,10 +165,10 @@ struct tcp_header {
 	__u32 options[5];
 };
 
-/* For adding up headers, whatever their fields are. */
+/* For summing headers, whatever their fields. */
 typedef __u32 __attribute__((may_alias)) word;
 
-/* The Internet checksum of what was added up in words of 16 bits. */
+/* The Internet checksum of a sum of 16-bit words. */
 INLINE __u16 fold(__u64 sum)
 {
 	sum = (sum & 0xffffffff) + (sum >> 32);
@@ -178,15 +178,15 @@ INLINE __u16 fold(__u64 sum)
 	return ~sum;
 }
 
-/* Makes the SYN at `place` into its answer. False, and the frame is as it was,
- * for one that no cookie can answer: its listener is to see it. The SYN's
- * checksum is not looked at: one damaged costs an answer to nobody.
+/* Turns the SYN at `place` into its answer. Returns false, and leaves the frame
+ * unchanged, for a SYN that no cookie can answer: its listener must see it. The SYN's
+ * checksum is not checked: a damaged SYN only costs an answer that no host accepts.
  *
- * The answer leaves by XDP_TX. On veth it comes out of the peer only if that
- * has an XDP program of its own, be it one that passes everything: without, the
- * kernel drops it, or with GRO on leaves it in the peer's ring and wakes nobody
- * (veth_xdp_flush in drivers/net/veth.c), and says nothing either way. With
- * tw_cookies.redirect it leaves by XDP_REDIRECT, for which GRO is enough. */
+ * The answer leaves by XDP_TX. On veth it comes out of the peer only if that has an XDP
+ * program, even one that passes everything. Without one, the kernel drops it. With GRO
+ * on, it leaves it in the peer's ring and wakes nothing (veth_xdp_flush in
+ * drivers/net/veth.c). It reports neither. With tw_cookies.redirect it leaves by
+ * XDP_REDIRECT, for which GRO is enough. */
 GLOBAL int answer_with_cookie(struct xdp_md *ctx, struct tw_application *application, struct ends *ends,
 			       __u64 place, __u32 flags)
 {
@@ -214,12 +214,12 @@ GLOBAL int answer_with_cookie(struct xdp_md *ctx, struct tw_application *applica
 	if (length > TCP_HEADER)
 		read_options(ctx, &options, transport + TCP_HEADER, length - TCP_HEADER);
 
-	/* RFC 9293 section 3.7.1 and RFC 8200 section 5 where it names none. */
+	/* RFC 9293 section 3.7.1 and RFC 8200 section 5 if the SYN names none. */
 	__u32 mss = options.mss ? options.mss : ends->version == 4 ? 536 : 1220;
 	if (mss < cookie_mss[0])
 		return 0;
-	/* Nobody sends from 0/8, 127/8, 224/4 and above, ::/64 (unspecified,
-	 * loopback, IPv4-mapped) or ff00::/8. */
+	/* No host sends from 0/8, 127/8, 224/4 and above, ::/64 (unspecified, loopback,
+	 * IPv4-mapped) or ff00::/8. */
 	const __u8 *source = (const __u8 *)ends->remote;
 	if (ends->version == 4 ? source[12] == 0 || source[12] == 127 || source[12] >= 224 :
 		       source[0] == 0xff || !ends->remote[0])
@@ -240,7 +240,7 @@ GLOBAL int answer_with_cookie(struct xdp_md *ctx, struct tw_application *applica
 	tcp.window = htons(flags >> TW_LISTEN_WINDOW_SHIFT);
 	__u16 announced = ends->version == 4 ? READ_ONCE(cookies->mss[0]) : READ_ONCE(cookies->mss[1]);
 	tcp.options[0] = htonl(0x02040000u | announced);
-	/* Options that no timestamp can remember are as good as not offered. */
+	/* Without a timestamp to remember them, options count as not offered. */
 	if (options.has_timestamp && flags & TW_LISTEN_TIMESTAMPS) {
 		__u32 scale = flags >> TW_LISTEN_SCALE_SHIFT & 15;
 		__u32 sack = options.sack && flags & TW_LISTEN_SACK;
@@ -273,7 +273,7 @@ GLOBAL int answer_with_cookie(struct xdp_md *ctx, struct tw_application *applica
 	data = (void *)(long)ctx->data;
 	data_end = (void *)(long)ctx->data_end;
 
-	/* Words that are 0 do not count: the options left out are. */
+	/* Words that are 0 do not count: those of the omitted options are 0. */
 	const word *words = (const word *)&tcp;
 	__u64 sum = (__u64)htons(size) + htons(TCP);
 	for (int i = 0; i < 10; i++)

@@ -1,21 +1,20 @@
 /* SPDX-License-Identifier: MIT OR Apache-2.0
  *
- * The demultiplexer that runs in the driver (XDP): decides for every frame
- * whether it is the kernel's, an application's or nobody's, and for an
- * application's frame which channel gets it and whether that has room (LRP,
- * Druschel & Banga, OSDI 1996, sections 3.1 and 3.2).
+ * The demultiplexer that runs in the driver (XDP). It decides for every frame whether
+ * it belongs to the kernel, to an application or to neither. For an application's frame
+ * it decides which channel receives it and whether that has room (LRP, Druschel &
+ * Banga, OSDI 1996, sections 3.1 and 3.2).
  *
- * Devices without a driver run it, too, compiled for the processor (native.c);
- * a test runs both on one corpus and asks for the same answer.
+ * Devices without a driver run it, too, compiled for the CPU (native.c). A test runs
+ * both on one corpus and requires the same answer.
  *
- * The common case, a UDP datagram for a socket bound to any address, runs
- * straight through demux(). Everything rare is in global functions: the
- * verifier checks each of those once, for any arguments, where it follows a
- * static function again at each call and on each way to it. So loading costs
- * what the program is long, not what its ways multiply to. The verifiers of
- * Linux 6.1 to 6.18 must all follow (`make kernels`): they know nothing of a
- * register after a byte swap, and forget a scalar's bounds where ways meet.
- * Needs nothing but clang and the kernel's UAPI headers.
+ * The common case, a UDP datagram for a socket bound to any address, runs straight
+ * through demux(). Everything rare is in global functions. The verifier checks each of
+ * those once, for any arguments, but follows a static function again at each call and
+ * on each path to it. So loading costs in proportion to the program's length, not to
+ * the product of its paths. The verifiers of Linux 6.1 to 6.18 must all follow (`make
+ * kernels`): they know nothing of a register after a byte swap, and forget a scalar's
+ * bounds where paths meet. The program needs only clang and the kernel's UAPI headers.
  */
 #include "circuits.h"
 #include "headers.h"
@@ -27,9 +26,9 @@
 #include "strict.h"
 #include "trace.h"
 
-/* Makes room for the metadata as the first bytes of the frame, for a driver
- * that has no place for it before the frame. A driver is of one kind: where
- * frames went the other way, the reader expects that of all. */
+/* Makes room for the metadata as the first bytes of the frame, for a driver without
+ * space before the frame. A driver always behaves the same way: once one frame took
+ * this path, the reader expects it of all. */
 GLOBAL int metadata_in_frame(struct xdp_md *ctx, struct tw_queue *queue)
 {
 	if (!queue)
@@ -43,10 +42,10 @@ GLOBAL int metadata_in_frame(struct xdp_md *ctx, struct tw_queue *queue)
 	return 1;
 }
 
-/* Of an owned frame that no AF_XDP socket takes. On a queue that was added later
- * the kernel's socket that holds the port gets datagrams and SYNs; any other
- * segment may be of a connection that is not the kernel's, which would reset it.
- * That is what peers of a process that has ended are to hear. */
+/* Handles an owned frame that no AF_XDP socket takes. On a queue that was added later,
+ * the kernel socket that holds the port gets datagrams and SYNs. Any other segment may
+ * belong to a connection that the kernel does not have, and which it would reset. For a
+ * process that has ended, that reset is what its peers should get. */
 GLOBAL int without_socket(struct xdp_md *ctx, struct tw_queue *queue, __u64 place, __u32 in_frame, __u32 owner)
 {
 	__u8 flags;
@@ -87,7 +86,7 @@ GLOBAL int without_socket(struct xdp_md *ctx, struct tw_queue *queue, __u64 plac
 		return without_socket(ctx, queue, HERE, in_frame, owner);              \
 	} while (0)
 
-/* Drops a frame of a living application; of one that is gone the kernel is to
+/* Drops a frame of a living application; if the application is gone, the kernel must
  * answer it. */
 #define DROP_OWNED(counter)                                                    \
 	do {                                                                       \
@@ -96,11 +95,12 @@ GLOBAL int without_socket(struct xdp_md *ctx, struct tw_queue *queue, __u64 plac
 		DROP(counter);                                                         \
 	} while (0)
 
-/* Of the datagrams that a full channel drops, so many are dropped without asking
- * whether the application is gone: a blast of one that lives pays for the rest. */
+/* This many datagrams that a full channel drops are dropped without testing whether the
+ * application is gone. In a flood to a living application they pay for the test of the
+ * next one. */
 #define DROPPED_UNASKED 15
 
-/* By value: each function would have to test a pointer. */
+/* By value: with a pointer each function would have to test it. */
 #define KEY READ_ONCE(application->hash_key.words[0]), READ_ONCE(application->hash_key.words[1])
 #define HERE PLACE(transport, end, version, protocol, first)
 
@@ -120,7 +120,7 @@ INLINE int process(struct xdp_md *ctx, struct tw_device *device, struct tw_queue
 	__u32 transport, end, protocol, version, fragment = 0;
 	__u32 later = 0, first = 0;
 	__u64 high, low; /* the destination */
-	/* `kind` has the arrival of a segment that may wait above its byte. */
+	/* Above its byte `kind` has the arrival of a segment that may wait. */
 	__u32 owner = NO_OWNER, kind = TW_KIND_DATAGRAM, channel = 0;
 	__u64 listener = 0;
 	if (likely(ethertype == htons(0x0800))) {
@@ -161,7 +161,7 @@ INLINE int process(struct xdp_md *ctx, struct tw_device *device, struct tw_queue
 		protocol = data[NETWORK + 6];
 		high = *(__u64 *)(data + NETWORK + 24);
 		low = *(__u64 *)(data + NETWORK + 32);
-		/* Free places of the set are zero, and those of IPv4 are mapped. */
+		/* Free slots of the set are zero, and those of IPv4 are mapped. */
 		if (unlikely(!high) && (!low || *(__u32 *)(data + NETWORK + 32) == htonl(0xffff)))
 			KERNEL(TW_COUNT_NOT_LOCAL, TW_CLASS_FORWARDED, 0);
 		if (unlikely(protocol != UDP && protocol != TCP && protocol != ICMPV6)) {
@@ -212,8 +212,8 @@ INLINE int process(struct xdp_md *ctx, struct tw_device *device, struct tw_queue
 	} else if (likely(protocol == UDP || protocol == TCP)) {
 		if (transport + (protocol == UDP ? 8 : 20) > end)
 			DROP(TW_COUNT_TRUNCATED);
-		/* Holds where the frame is in one piece. Of several, the first is to have
-		 * these, too. */
+		/* True if the frame is in one piece. If it has several, the first must
+		 * contain these, too. */
 		__u16 *ports = (void *)(data + (transport & FRAME_MASK));
 		CHECKED_ALONE(ports);
 		if ((__u8 *)(ports + 4) > data_end)
@@ -264,9 +264,10 @@ owned:;
 			DROP_OWNED(TW_COUNT_OVER_BUDGET);
 	}
 
-	/* Of a segment behind extension headers, the last of them would have to
-	 * change. A handshake's last segment would come behind those of later
-	 * connections, and its sender may wait for us to speak. */
+	/* A segment behind extension headers is not used: its last extension header
+	 * would have to change. Nor is a handshake's last segment: it would arrive
+	 * after those of later connections, and its sender may wait for us to send
+	 * first. */
 	if (unlikely(READ_ONCE(control->probe_port[index])) && kind == TW_KIND_DATAGRAM &&
 	    (protocol == UDP || version == 4 || transport == NETWORK + V6_HEADER)) {
 		if ((protocol == UDP || is_established(ctx, application, KEY, HERE)) && probe_napi(ctx, control, HERE)) {
@@ -293,7 +294,8 @@ owned:;
 			channel = version == 4 ? READ_ONCE(entry->channel[0]) : READ_ONCE(entry->channel[1]);
 			__u32 flags = READ_ONCE(entry->flags);
 			if (unlikely(flags)) {
-				/* Nobody would take the connection that a cookie makes. */
+				/* No process would accept the connection that a
+				 * cookie creates. */
 				if (unlikely(flags & TW_LISTEN_COOKIES) && is_gone(owner, index))
 					WITHOUT_SOCKET(0);
 				__u64 found = flow_channel(ctx, application, KEY, HERE);
@@ -346,7 +348,7 @@ owned:;
 		__u32 spare = waiting < TW_QUIET ? 0 : READ_ONCE(total->spare);
 		if (is_full || ((int)(given - total->head - spare) <= 0 && given)) {
 			if ((!(++head->dropped & DROPPED_UNASKED) || protocol == TCP) && is_gone(owner, index)) {
-				/* What was on its way went with its socket. */
+				/* Frames in transit were lost with the socket. */
 				WRITE_ONCE(head->head, READ_ONCE(bounds->tail));
 				WITHOUT_SOCKET(0);
 			}

@@ -9,8 +9,9 @@
 #include "owners.h"
 #include "siphash.h"
 
-/* Of a circuit, whose label has 20 bits, of which the ends of the link agree on few: a
- * product with the key (Dietzfelbinger et al., 1997), as strangers choose no labels. */
+/* Hash of a circuit. Its label has 20 bits, and the ends of the link agree on few
+ * labels. A product with the key suffices (Dietzfelbinger et al., 1997), since
+ * strangers choose no labels. */
 INLINE __u64 label_hash(__u64 k0, __u64 k1, const struct ends *ends)
 {
 	__u64 product = (k0 | 1) * htonl(((const __u32 *)ends->local)[3]) + k1;
@@ -46,7 +47,7 @@ INLINE __u64 flow_hash(__u64 k0, __u64 k1, const struct ends *ends)
 	return v0 ^ v1 ^ v2 ^ v3;
 }
 
-/* The byte of a flow's hash that neither of its buckets' numbers has; never 0. */
+/* The byte of a flow's hash that is in neither of its bucket numbers; never 0. */
 INLINE __u8 flow_tag(__u64 hash)
 {
 	__u8 tag = hash >> 24;
@@ -56,19 +57,19 @@ INLINE __u8 flow_tag(__u64 hash)
 #define EACH_BYTE 0x0101010101010101ULL
 _Static_assert(TW_FLOW_WAYS == 8, "the tags of a bucket are compared as one word");
 
-/* Ports, protocol and version, and a flow's `waits`, where `ends` have zero. */
+/* Ports, protocol and version, and a flow's `waits` where `ends` have zero. */
 #define PORTS_WORD(of) READ_ONCE(*(const __u64 *)&(of)->local_port)
 _Static_assert(__builtin_offsetof(struct tw_flow_entry, channel) - __builtin_offsetof(struct tw_flow_entry, local_port) == 8 &&
 	       sizeof(struct ends) - __builtin_offsetof(struct ends, local_port) == 8, "they are compared as one word");
 
-#define WAITS_SHIFT 32 /* where in what same_flow() returns its TW_WAIT_ bits are */
+#define WAITS_SHIFT 32 /* position of the TW_WAIT_ bits in the result of same_flow() */
 
-#define HALF_OPEN (1ULL << 48) /* beside a channel: of a connection in its handshake */
+#define HALF_OPEN (1ULL << 48) /* beside a channel: belongs to a connection in its handshake */
 
-/* Channel of an entry if it is this flow's, with which of its segments may wait; or 0. */
+/* Channel of an entry if it is this flow's, with the segments that may wait; or 0. */
 INLINE __u64 same_flow(const struct tw_flow_entry *flow, const struct ends *ends)
 {
-	/* The application writes the channel last and clears it first, so the key
+	/* The application writes the channel last and clears it first. So the key
 	 * belongs to it if it is the same before and after. */
 	__u32 channel = READ_ONCE(flow->channel);
 	const __u64 *local = flow->local, *remote = flow->remote;
@@ -88,8 +89,8 @@ INLINE __u64 same_flow(const struct tw_flow_entry *flow, const struct ends *ends
 
 _Static_assert(TW_CHANNELS <= 1 << TW_SHARE_SHIFT, "no channel has the bits of a share");
 
-/* A flow's channel, with TW_OVER_SHARE where the flow has had its share of it
- * since it was last emptied: one flow cannot fill a channel that many share. */
+/* A flow's channel, with TW_OVER_SHARE if the flow has used its share since the channel
+ * was last emptied. So one flow cannot fill a channel that many share. */
 INLINE __u64 within_share(struct tw_application *application, struct tw_flow_entry *flow, __u64 channel)
 {
 	if (likely(!(channel & TW_SHARE)))
@@ -118,11 +119,11 @@ GLOBAL __u64 find_flow(struct tw_application *application, __u64 k0, __u64 k1, s
 	__u64 hash = flow_hash(k0, k1, ends);
 	__u64 tag = flow_tag(hash);
 	for (int choice = 0; choice < 2; choice++) {
-		/* Two buckets to choose from: the table fills to seven tenths before
-		 * a flow finds no place, where one would overflow at a tenth. */
+		/* Two buckets to choose from: the table fills to seven tenths before a
+		 * flow finds no slot. With one, that would happen at a tenth. */
 		__u64 bucket = (choice ? hash >> 32 : hash) & (TW_FLOW_BUCKETS - 1);
-		/* The lowest set bit marks the first tag that is the same; those
-		 * above may be false, as any tag may: the flow itself decides. */
+		/* The lowest set bit marks the first matching tag. Those above may be
+		 * false, as any tag may: the flow itself decides. */
 		__u64 differs = READ_ONCE(*(const __u64 *)application->tags[bucket]) ^ tag * EACH_BYTE;
 		if (!((differs - EACH_BYTE) & ~differs & EACH_BYTE << 7))
 			continue;
@@ -150,7 +151,7 @@ GLOBAL __u32 find_local(struct tw_application *application, __u64 k0, __u64 k1, 
 	return find_flow(application, k0, k1, &listening);
 }
 
-/* Channel of a port's listener: on the local address, then on any; 0: none. */
+/* Channel of a port's listener: first on the local address, then on any; 0: none. */
 INLINE __u32 listener_channel(struct tw_application *application, __u64 k0, __u64 k1, struct ends *ends,
 			      const struct tw_listener *listener)
 {
@@ -162,8 +163,8 @@ INLINE __u32 listener_channel(struct tw_application *application, __u64 k0, __u6
 	return ends->version == 4 ? READ_ONCE(listener->channel[0]) : READ_ONCE(listener->channel[1]);
 }
 
-/* Channel of the flow that an ICMP error quotes: exact, then the listener's,
- * but for a strict port; 0: none. */
+/* Channel of the flow that an ICMP error quotes: the exact entry, then the listener's,
+ * except for a strict port; 0: none. */
 GLOBAL __u32 quoted_channel(struct xdp_md *ctx, struct tw_application *application, __u64 k0, __u64 k1, __u64 place)
 {
 	struct ends ends = {};

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: MIT OR Apache-2.0
  *
- * Headers of a frame: where they lie, and the two ends of the flow that a
- * frame, or the datagram an ICMP error quotes, belongs to.
+ * Headers of a frame: their positions, and the two ends of a frame's flow. For an ICMP
+ * error, also the flow of the datagram that it quotes.
  */
 #ifndef TIDEWALL_HEADERS_H
 #define TIDEWALL_HEADERS_H
@@ -18,7 +18,7 @@ enum { TCP_FIN = 0x01, TCP_SYN = 0x02, TCP_RST = 0x04, TCP_PSH = 0x08, TCP_ACK =
 #define TCP_HEADER 20
 #define TCP_OPTIONS 40 /* the most */
 
-/* Two ends of a flow, seen from here. */
+/* Two ends of a flow, as seen from here. */
 struct ends {
 	__u64 local[2];
 	__u64 remote[2];
@@ -29,12 +29,12 @@ struct ends {
 	__u16 pad;
 };
 
-/* An offset in 16 bits: a frame of an MTU of 65,535 is longer. */
+/* An offset in 16 bits, though a frame with an MTU of 65,535 is longer. */
 #define END(end) ((end) > 0xffff ? 0xffff : (end))
 
-/* Where a datagram's transport header (or a fragment's payload) begins and the
- * datagram ends, its version and protocol, and whether it is a first fragment,
- * in one argument. */
+/* Packs into one argument where a datagram's transport header (or a fragment's payload)
+ * begins, where the datagram ends, its version and protocol, and whether it is a first
+ * fragment. */
 #define PLACE(transport, end, version, protocol, first) \
 	((__u64)(transport) | (__u64)END(end) << 16 | (__u64)(version) << 32 | (__u64)(protocol) << 40 | (__u64)(first) << 48)
 #define PLACE_TRANSPORT(place) ((__u32)(place) & 0xffff)
@@ -45,11 +45,11 @@ struct ends {
 /* Bounds offsets of headers for the verifier. */
 #define FRAME_MASK 0x3fff
 
-/* Keeps the compiler from concluding from a check of another pointer that one
- * of this is not needed: a verifier knows only what was checked of each. */
+/* Keeps the compiler from omitting a check of this pointer because another was checked:
+ * a verifier knows only what was checked of each. */
 #define CHECKED_ALONE(pointer) asm volatile("" : "+r"(pointer))
 
-/* What walk_extensions() found. */
+/* The result of walk_extensions(). */
 #define WALK_OK (1ULL << 63)
 #define WALK_LATER (1ULL << 62) /* a later fragment: `transport` is its payload */
 #define WALK_FIRST (1ULL << 61) /* a first fragment, more follow */
@@ -57,9 +57,9 @@ struct ends {
 #define WALK_FRAGMENT(w) ((__u32)((w) >> 16) & 0xffff)
 #define WALK_TRANSPORT(w) ((__u32)(w) & 0xffff)
 
-/* Walks IPv6 extension headers from `offset`. An atomic fragment (RFC 6946) is
- * a whole datagram. A header past `end`, more than EXTENSION_HEADERS or a
- * second fragment header: 0. */
+/* Walks IPv6 extension headers from `offset`. An atomic fragment (RFC 6946) is a whole
+ * datagram. Returns 0 for a header past `end`, more than EXTENSION_HEADERS, or a second
+ * fragment header. */
 GLOBAL __u64 walk_extensions(struct xdp_md *ctx, __u32 offset, __u32 end, __u32 next)
 {
 	__u64 flags = WALK_OK;
@@ -102,8 +102,8 @@ GLOBAL __u64 walk_extensions(struct xdp_md *ctx, __u32 offset, __u32 end, __u32 
 	return 0;
 }
 
-/* Reads the ends of the flow that an ICMP error at `transport` quotes. True if
- * it is UDP or TCP that was sent from the error's own destination. */
+/* Reads the ends of the flow that an ICMP error at `transport` quotes. True for a UDP
+ * or TCP packet whose source is the error's destination. */
 GLOBAL int quoted_ends(struct xdp_md *ctx, struct ends *ends, __u64 place)
 {
 	__u8 header[V6_HEADER];

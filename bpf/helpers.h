@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: MIT OR Apache-2.0
  *
- * What every driver program needs: byte order, kernel helpers, map definitions.
+ * Definitions that every driver program needs: byte order, kernel helpers, map
+ * definitions.
  */
 #ifndef TIDEWALL_HELPERS_H
 #define TIDEWALL_HELPERS_H
@@ -15,12 +16,12 @@
 #include <linux/pkt_cls.h>
 
 #define SEC(name) __attribute__((section(name), used))
-/* Verified by itself, for any arguments: pointers may be null. */
+/* Verified separately, for any arguments: pointers may be null. */
 #define GLOBAL NOINLINE
-/* Keeps `x` below 2^n for `mask` = 2^n - 1, where the program knows it to be and
- * a verifier, or the next, does not; the compiler may not take it out again. */
+/* Keeps `x` below 2^n for `mask` = 2^n - 1, where the program knows the bound and some
+ * verifier does not. The compiler cannot remove it. */
 #define BOUND(x, mask) asm volatile("%0 &= %1" : "+r"(x) : "i"(mask))
-/* What the metadata, which lie before the frame, must end before. */
+/* The metadata lie before the frame and must end before this address. */
 #define METADATA_END(ctx) ((void *)(long)(ctx)->data)
 /* A frame goes to the kernel, and this class paid for it. */
 #define PASSED(class)

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: MIT OR Apache-2.0
  *
- * Frames that are the kernel's: their class, its token bucket, and the shares of
- * those who find it empty.
+ * Frames for the kernel: their class, its token bucket, and the shares of senders that
+ * find it empty.
  */
 #ifndef TIDEWALL_KERNEL_H
 #define TIDEWALL_KERNEL_H
@@ -12,7 +12,7 @@
 #define TOKEN 1000000000ULL
 #define EPOCH_SHIFT 30 /* of ns */
 
-/* A number of so many bytes, the first the lowest. */
+/* Combines bytes into a number, the first byte lowest. */
 INLINE __u64 gather(const __u8 *bytes, int count)
 {
 	__u64 number = 0;
@@ -22,7 +22,7 @@ INLINE __u64 gather(const __u8 *bytes, int count)
 	return number;
 }
 
-/* Takes the token of a place, if there is one: the generic cell rate algorithm. */
+/* Takes the token of a slot, if there is one: the generic cell rate algorithm. */
 INLINE int take_share(__u64 *place, const struct tw_class_bucket *bucket, __u64 now)
 {
 	__u64 due = *place > now ? *place : now;
@@ -32,11 +32,11 @@ INLINE int take_share(__u64 *place, const struct tw_class_bucket *bucket, __u64 
 	return 1;
 }
 
-/* True if the frame's sender, or what it is for, has a share left. A sender is
- * known by its /24 or /48, which it cannot leave as it can an address, or by its
- * link address where it is on this link; a purpose is a port, a type of message,
- * a protocol, the flow of an established connection, or the link address that it
- * was sent to, so that answers to ours do not share with what all get. */
+/* True if the frame's sender, or its purpose, has a share left. A sender is identified
+ * by its /24 or /48, which it cannot change as easily as an address. On this link it is
+ * identified by its link address. A purpose is one of these: a port, a type of message,
+ * a protocol, or the flow of an established connection. It may also be the destination
+ * link address, so that answers to us do not share with frames to all. */
 GLOBAL int has_share(struct xdp_md *ctx, __u32 class, __u64 place, __u64 now)
 {
 	__u32 zero = 0, index = ctx->rx_queue_index;
@@ -80,8 +80,8 @@ GLOBAL int has_share(struct xdp_md *ctx, __u32 class, __u64 place, __u64 now)
 	BOUND(number, TW_KERNEL_SHARES - 1);
 	if (take_share(&state->kernel_shares[queue][0][number], bucket, now))
 		return 1;
-	/* Resets are to nobody but the sender: a place that others share would say
-	 * what they were sent (CVE-2016-5696). */
+	/* Resets go only to their own sender: a shared slot would reveal what others
+	 * sent (CVE-2016-5696). */
 	if (class == TW_CLASS_NO_CONNECTION)
 		return 0;
 	hash = class == TW_CLASS_ESTABLISHED ? hash_words(hash, host, purpose) : hash_words(domain, purpose, 0);
@@ -89,8 +89,8 @@ GLOBAL int has_share(struct xdp_md *ctx, __u32 class, __u64 place, __u64 now)
 	return take_share(&state->kernel_shares[queue][1][hash], bucket, now);
 }
 
-/* True if the kernel has a socket for a datagram: of a segment of an established
- * connection, one that is no listener. */
+/* True if the kernel has a socket for a datagram. For a segment of an established
+ * connection, a listener does not count. */
 GLOBAL int has_socket(struct xdp_md *ctx, __u32 class, __u64 place)
 {
 	const __u8 *data = (void *)(long)ctx->data, *data_end = (void *)(long)ctx->data_end;
@@ -115,7 +115,7 @@ GLOBAL int has_socket(struct xdp_md *ctx, __u32 class, __u64 place)
 		tuple.ipv6.dport = ports[1];
 		size = sizeof(tuple.ipv6);
 	}
-	/* Two ways apart: an instruction may read one type of socket only. */
+	/* Two separate paths: an instruction may read only one type of socket. */
 	if (class == TW_CLASS_UDP) {
 		struct bpf_sock *socket = bpf_sk_lookup_udp(ctx, &tuple, size, BPF_F_CURRENT_NETNS, 0);
 		if (socket)
@@ -130,13 +130,13 @@ GLOBAL int has_socket(struct xdp_md *ctx, __u32 class, __u64 place)
 	return class != TW_CLASS_ESTABLISHED || state != BPF_TCP_LISTEN;
 }
 
-/* Takes a token of a bucket, if there is one. Not verified by itself: there is
- * nothing to test then, and two calls are few to follow. */
+/* Takes a token of a bucket, if there is one. Not verified separately: then there is
+ * nothing to test, and two calls are few to follow. */
 static NOINLINE int has_token(struct tw_class_bucket *bucket, __u32 class, __u32 queue, __u64 now)
 {
 	__u64 rate = READ_ONCE(bucket->rate);
-	/* What one sender can count of a budget of unknown size says little of what
-	 * others had of it. */
+	/* If a budget's size is unknown, what one sender can count of it reveals little
+	 * of what others used. */
 	if (!bucket->drawn || (now ^ bucket->updated) >> EPOCH_SHIFT)
 		bucket->drawn = 128 + (hash_words(now >> EPOCH_SHIFT << 8 | 0xff, class, queue) & 0xff);
 	__u64 elapsed = now > bucket->updated ? now - bucket->updated : 0;
@@ -153,7 +153,8 @@ static NOINLINE int has_token(struct tw_class_bucket *bucket, __u32 class, __u32
 	return !rate || has;
 }
 
-/* TW_USE_, of frames that are not for this host or may leave it. */
+/* The TW_USE_ flags: the kernel's uses for frames that are not for this host or may
+ * leave it. */
 INLINE __u32 kernel_uses(void)
 {
 	__u32 zero = 0;
@@ -167,8 +168,8 @@ INLINE int may_be_forwarded(__u32 class)
 	return class != TW_CLASS_ESTABLISHED && kernel_uses() & TW_USE_FORWARDING;
 }
 
-/* Lets a frame of a limited class pass if that has a token, or the frame a share,
- * or the kernel a socket or another use for it. */
+/* Passes a frame of a limited class if the class has a token, or the frame a share, or
+ * the kernel a socket or another use for it. */
 GLOBAL int limited(struct xdp_md *ctx, struct tw_queue *queue, __u32 class, __u64 place)
 {
 	if (!queue || class >= TW_CLASSES)
@@ -192,7 +193,7 @@ GLOBAL int limited(struct xdp_md *ctx, struct tw_queue *queue, __u32 class, __u6
 	return XDP_PASS;
 }
 
-/* `place` is 0 for a frame of which no more than the Ethernet header was checked. */
+/* `place` is 0 for a frame of which only the Ethernet header was checked. */
 INLINE int unlimited_or(struct xdp_md *ctx, struct tw_queue *queue, __u32 class, __u64 place)
 {
 	if (!queue || class >= TW_CLASSES)
@@ -210,15 +211,15 @@ GLOBAL int to_kernel(struct xdp_md *ctx, struct tw_queue *queue, __u32 class, __
 	return unlimited_or(ctx, queue, class, place);
 }
 
-/* Router and neighbour solicitation and advertisement, redirect: from beyond the
- * link none has a hop limit of 255 (RFC 4861 sections 6.1, 7.1 and 8.1). */
+/* Router and neighbour solicitation and advertisement, redirect. A message from beyond
+ * the link never has a hop limit of 255 (RFC 4861 sections 6.1, 7.1 and 8.1). */
 INLINE __u32 icmpv6_class(const __u8 *message, __u8 hop_limit)
 {
 	return message[0] >= 133 && message[0] <= 137 && !message[1] && hop_limit == 255 ? TW_CLASS_NEIGHBOUR :
 											   TW_CLASS_ICMP;
 }
 
-/* Class of an IP datagram that is not UDP, whose header may be cut short. */
+/* Class of an IP datagram that is not UDP, whose header may be truncated. */
 INLINE __u32 datagram_class(struct xdp_md *ctx, __u64 place)
 {
 	__u32 protocol = PLACE_PROTOCOL(place), transport = PLACE_TRANSPORT(place);
@@ -240,13 +241,13 @@ INLINE __u32 datagram_class(struct xdp_md *ctx, __u64 place)
 
 GLOBAL int datagram_to_kernel(struct xdp_md *ctx, struct tw_queue *queue, __u64 place)
 {
-	/* By itself, for it is the common one. */
+	/* Tested first, since it is the common one. */
 	if (PLACE_PROTOCOL(place) == UDP)
 		return unlimited_or(ctx, queue, TW_CLASS_UDP, place);
 	return unlimited_or(ctx, queue, datagram_class(ctx, place), place);
 }
 
-/* Class of a frame to a group, of which nothing was checked yet. */
+/* Class of a frame to a group; nothing else was checked yet. */
 GLOBAL __u32 group_class(struct xdp_md *ctx, __u32 ethertype)
 {
 	__u8 network[2], message[2];
@@ -265,7 +266,7 @@ GLOBAL __u32 group_class(struct xdp_md *ctx, __u32 ethertype)
 		return network[0] == ICMPV6 ? TW_CLASS_ICMP : TW_CLASS_MULTICAST;
 	if (network[0] == ICMPV6)
 		return icmpv6_class(message, network[1]);
-	/* MLD comes behind a router alert (RFC 3810 section 5). */
+	/* MLD follows a router alert (RFC 3810 section 5). */
 	return network[0] == HOP_BY_HOP && message[0] == ICMPV6 ? TW_CLASS_ICMP : TW_CLASS_MULTICAST;
 }
 

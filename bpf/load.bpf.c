@@ -1,17 +1,16 @@
 /* SPDX-License-Identifier: MIT OR Apache-2.0
  *
- * What the load generator (tools/load) runs in the kernel: live frames that go
- * to an interface, and a sink for the answers to addresses that nobody has.
+ * The kernel part of the load generator (tools/load): live frames that go to an
+ * interface, and a sink. The sink takes the answers to addresses that no host has.
  */
 #include "helpers.h"
 
 static __u32 (*const bpf_get_prandom_u32)(void) = (void *)BPF_FUNC_get_prandom_u32;
 
-/* Set when the programs are loaded; the verifier then knows them. Offsets are in
- * the frame, addresses and masks in memory order. */
+/* Set when the programs are loaded, so the verifier knows them. Offsets are in the
+ * frame; addresses and masks are in memory order. */
 const volatile __u32 redirect_interface = 0;
-/* Bits to be set at random in the last four bytes of the source address, which
- * have zeros there. */
+/* Bits to randomize in the last four bytes of the source address, which are zero there. */
 const volatile __u32 scatter_mask = 0;
 const volatile __u32 scatter_address = 0;
 const volatile __u32 scatter_ip_checksum = 0; /* 0: IPv6 has none */

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: MIT OR Apache-2.0
  *
- * NAPI probes: owned datagrams turned over to a helper socket, which has from
- * them the NAPI id of their queue (crates/device/src/afxdp/napi.rs).
+ * NAPI probes: owned datagrams passed to a helper socket, which learns from them the
+ * NAPI id of their queue (crates/device/src/afxdp/napi.rs).
  */
 #ifndef TIDEWALL_NAPI_H
 #define TIDEWALL_NAPI_H
@@ -17,24 +17,23 @@ INLINE __u16 checksum_update(__u16 checksum, __u16 old, __u16 new)
 	return ~sum;
 }
 
-/* The checksum of a UDP datagram in which one word changed; none stays none. */
+/* The checksum of a UDP datagram in which one word changed; no checksum stays none. */
 INLINE __u16 checksum_port(__u16 checksum, __u16 old, __u16 new)
 {
 	if (!checksum)
 		return 0;
-	/* Zero is written as its other form. */
+	/* Zero is written in its other form. */
 	__u16 updated = checksum_update(checksum, old, new);
 	return updated ? updated : 0xffff;
 }
 
-/* Turns an owned datagram over to the helper socket of its queue, which has the
- * queue's NAPI id from it and hands the payload on. A TCP segment becomes a UDP
- * datagram in place: its sequence number, which gives way to UDP's length and
- * checksum, is kept in `control`, so that nothing of it is lost; nor is its
- * sender's link address, to which an answer goes that cannot wait for the kernel
- * to find the neighbour. Only a bare acknowledgment is taken of TCP: a firewall
- * may drop the probe, and the next segment makes up for one of those. False for
- * a frame that is none. */
+/* Passes an owned datagram to the helper socket of its queue, which learns the queue's
+ * NAPI id from it and forwards the payload. A TCP segment becomes a UDP datagram in
+ * place. UDP's length and checksum replace its sequence number, which is kept in
+ * `control`, so nothing is lost. The sender's link address is kept as well, for an
+ * answer that cannot wait for neighbour resolution. Only a bare acknowledgment of TCP
+ * is used: a firewall may drop the probe, and the next segment replaces a lost
+ * acknowledgment. Returns false for an unsuitable frame. */
 GLOBAL int probe_napi(struct xdp_md *ctx, struct tw_control *control, __u64 place)
 {
 	__u32 queue = ctx->rx_queue_index, protocol = PLACE_PROTOCOL(place);

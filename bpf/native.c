@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: MIT OR Apache-2.0
  *
- * The driver program compiled for the processor, for devices without a driver
- * and for hosts that demultiplex themselves. crates/device/src/demux/raw_native.rs
- * declares these functions.
+ * The driver program compiled for the CPU, for devices without a driver and for hosts
+ * that demultiplex themselves. crates/device/src/demux/raw_native.rs declares these
+ * functions.
  */
 #define TIDEWALL_NATIVE
 #include "demux.bpf.c"
@@ -12,8 +12,7 @@ static struct xdp_md context(const __u8 *frame, __u32 length, __u32 queue)
 	return (struct xdp_md){ .data = (long)frame, .data_end = (long)(frame + length), .rx_queue_index = queue };
 }
 
-/* Runs the program on a frame of a queue that is below TW_QUEUES; an `enum
- * xdp_action`. */
+/* Runs the program on a frame of a queue below TW_QUEUES. Returns an `enum xdp_action`. */
 __u32 tidewall_drive(const struct native_tables *tables, __u8 *frame, __u32 length, __u32 queue, __u64 now,
 			    struct native_result *result)
 {
@@ -26,10 +25,10 @@ __u32 tidewall_drive(const struct native_tables *tables, __u8 *frame, __u32 leng
 	return process(&ctx, tables->device, &tables->queues[queue], queue, trace, &result->cause, &channel);
 }
 
-/* Finds the channel of a frame that came as TW_KIND_RAW, and completes its
- * metadata, but for the credit; 0: none, or the frame cannot be what they say.
- * Of a strict port the listener's owner gets what belongs to no flow, too, and
- * looks for cookies in it. */
+/* Finds the channel of a frame that arrived as TW_KIND_RAW, and completes its metadata
+ * except the credit. Returns 0 for no channel, or if the frame contradicts the
+ * metadata. On a strict port, the listener's owner also gets segments of no flow, and
+ * looks for cookies in them. */
 __u32 tidewall_classify(struct tw_application *application, const struct tw_hash_key *key, const __u8 *frame, __u32 length,
 			struct tw_metadata *metadata)
 {
@@ -77,13 +76,13 @@ __u32 tidewall_classify(struct tw_application *application, const struct tw_hash
 	return channel;
 }
 
-/* What a flow is looked for by; see find_flow(). */
+/* The key of a flow's look-up; see find_flow(). */
 __u64 tidewall_flow_hash(const struct tw_hash_key *key, const struct ends *ends)
 {
 	return flow_hash(key->words[0], key->words[1], ends);
 }
 
-/* Where the probing for a local address begins. */
+/* Start of the probing for a local address. */
 __u32 tidewall_local_slot(__u64 high, __u64 low)
 {
 	return local_slot(high, low);

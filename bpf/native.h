@@ -1,14 +1,15 @@
 /* SPDX-License-Identifier: MIT OR Apache-2.0
  *
- * What the kernel gives the driver program, for one that is compiled for the
- * processor: its context, its helpers and its maps, over the tables of one
- * device and of the one application on it. No kernel has sockets here, and
- * nobody reads traces; each queue has an AF_XDP socket.
+ * The kernel's interface to the driver program, for one that is compiled for the CPU.
+ * It has the context, the helpers and the maps, over the tables of one device and of
+ * the one application on it. The kernel has no sockets here, and nothing reads traces;
+ * each queue has an AF_XDP socket.
  */
 #ifndef TIDEWALL_NATIVE_H
 #define TIDEWALL_NATIVE_H
 
-/* The kernel's has addresses of 32 bits, which its verifier makes pointers. */
+/* The kernel's context has addresses of 32 bits, which its verifier converts into
+ * pointers. */
 #define xdp_md kernel_xdp_md
 #include <linux/bpf.h>
 #undef xdp_md
@@ -31,7 +32,7 @@ struct native_tables {
 	struct tw_device *device;
 	struct tw_queue *queues; /* TW_QUEUES */
 	struct tw_application *application;
-	/* Of the hash maps: nonzero if there is a value. */
+	/* For hash maps: nonzero if there is a value. */
 	int (*owner)(const void *maps, const void *key, __u32 *value);
 	int (*decision)(const void *maps, const void *key, __u32 *value);
 	void (*decide)(const void *maps, const void *key, __u32 value);
@@ -53,7 +54,7 @@ struct run {
 	__u64 now;
 };
 
-/* What this thread runs the program on: not every function has the context. */
+/* The state of this thread's current run, since not every function has the context. */
 static _Thread_local struct run run;
 
 #define SEC(name) static __attribute__((unused))
@@ -84,7 +85,7 @@ INLINE void *bpf_map_lookup_elem(const void *map, const void *key)
 	return tables->decision(tables->maps, key, value) ? value : 0;
 }
 
-/* `fragments` alone is written. */
+/* Only `fragments` is written. */
 INLINE long bpf_map_update_elem(const void *map, const void *key, const void *value, __u64 flags)
 {
 	(void)map, (void)flags;
@@ -122,7 +123,7 @@ INLINE long bpf_sk_release(void *socket)
 	return 0;
 }
 
-/* The metadata have a place of their own. */
+/* The metadata have their own space. */
 INLINE long bpf_xdp_adjust_meta(struct xdp_md *ctx, int delta)
 {
 	(void)delta;
@@ -141,7 +142,7 @@ INLINE __u64 bpf_xdp_get_buff_len(struct xdp_md *ctx)
 	return ctx->data_end - ctx->data;
 }
 
-/* Only an answer is of another length, and then it has a place of its own. */
+/* Only an answer has another length, and it has its own space. */
 INLINE long bpf_xdp_adjust_tail(struct xdp_md *ctx, int delta)
 {
 	long had = ctx->data_end - ctx->data, has = had + delta;

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: MIT OR Apache-2.0
  *
- * The trusted level: local addresses, who owns a port, and what was decided of
- * a datagram that comes in fragments.
+ * The trusted level: local addresses, the owner of each port, and the decision about a
+ * datagram that arrives in fragments.
  */
 #ifndef TIDEWALL_OWNERS_H
 #define TIDEWALL_OWNERS_H
@@ -29,8 +29,8 @@ GLOBAL int probe_locals(struct tw_control *control, __u64 high, __u64 low)
 	return 0;
 }
 
-/* True for an address of this host. The set needs no keyed hash: its members
- * are ours, and a miss costs TW_LOCAL_PROBES whatever the peer chose. */
+/* True for an address of this host. The set needs no keyed hash: its members are chosen
+ * here, and a miss costs TW_LOCAL_PROBES whatever the peer chose. */
 INLINE int is_local(struct tw_control *control, __u64 high, __u64 low)
 {
 	const __u64 *entry = control->locals[local_slot(high, low) & (TW_LOCALS - 1)];
@@ -39,7 +39,7 @@ INLINE int is_local(struct tw_control *control, __u64 high, __u64 low)
 	return probe_locals(control, high, low);
 }
 
-/* A port as it stands in the header indexes both tables. */
+/* A port in header byte order indexes both tables. */
 INLINE __u64 port_index(__u32 protocol, __u16 port)
 {
 	__u64 index = (protocol == TCP ? 65536u : 0u) + port;
@@ -72,7 +72,7 @@ GLOBAL __u32 find_owner(struct tw_device *device, struct ends *ends)
 	return owner_of_all(entry, ends->version);
 }
 
-/* The owner of a frame's flow where a port has owners by address. */
+/* The owner of a frame's flow if a port has owners by address. */
 GLOBAL __u32 frame_owner(struct xdp_md *ctx, struct tw_device *device, __u64 place)
 {
 	struct ends ends;
@@ -86,7 +86,7 @@ GLOBAL __u32 quoted_owner(struct xdp_md *ctx, struct tw_device *device, __u64 pl
 	return device && quoted_ends(ctx, &ends, place) ? find_owner(device, &ends) : NO_OWNER;
 }
 
-/* True if the AF_XDP socket of a private application at a place lives. */
+/* True if the AF_XDP socket of a private application in a slot is alive. */
 INLINE int is_private(__u32 place)
 {
 	place += TW_PRIVATE_SOCKETS;
@@ -98,8 +98,8 @@ INLINE int has_socket_at(__u32 place)
 	return bpf_map_lookup_elem(&sockets, &place) || is_private(place);
 }
 
-/* True of an application without any AF_XDP socket: its process has ended, and its
- * manager has not cleared it away yet. Of a living one the first look-up says so. */
+/* True for an application without any AF_XDP socket: its process has ended, and its
+ * manager has not cleaned up yet. For a living one the first look-up finds a socket. */
 GLOBAL int is_gone(__u32 owner, __u32 queue)
 {
 	for (__u32 i = 0; i < TW_QUEUES; i++) {
@@ -110,7 +110,7 @@ GLOBAL int is_gone(__u32 owner, __u32 queue)
 	return 1;
 }
 
-/* True if an application has had its part of the polls for now. */
+/* True if an application has used its share of the polls for now. */
 GLOBAL int is_over_budget(struct tw_account *account)
 {
 	if (!account || !READ_ONCE(account->interval))
@@ -142,8 +142,8 @@ INLINE int fragment_key(struct xdp_md *ctx, struct tw_fragment_key *key, __u64 p
 
 #define UNDECIDED (1ULL << 32)
 
-/* What was decided of the datagram that a later fragment is part of: 1 + its
- * application, 0 for the kernel, UNDECIDED where its first was not seen. */
+/* The decision about the datagram of a later fragment: 1 + its application, 0 for the
+ * kernel, UNDECIDED if its first fragment was not seen. */
 GLOBAL __u64 fragment_decision(struct xdp_md *ctx, __u64 place, __u32 fragment)
 {
 	struct tw_fragment_key key = {};

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
 /*
- * Passes every frame: run on a frame of ours by BPF_PROG_TEST_RUN it gives that
- * to the kernel as if the interface had received it
- * (crates/manager/src/input.rs). Attached to nothing.
+ * Passes every frame. BPF_PROG_TEST_RUN with one of our frames gives it to the kernel
+ * as if the interface had received it (crates/manager/src/input.rs). Attached to
+ * nothing.
  */
 #include <linux/bpf.h>
 

@@ -1,9 +1,9 @@
 /* SPDX-License-Identifier: MIT OR Apache-2.0
  *
- * Applications in private mode: each queue of theirs is a virtual pair. The
- * demultiplexer sends their frames to the near end, behind which to_xsk() hands
- * them to the AF_XDP socket on the far one. What they send comes out of the near
- * end, where sent() lets pass only what they may send.
+ * Applications in private mode: each of their queues is a virtual pair. The
+ * demultiplexer sends their frames to the near end, behind which to_xsk() passes them
+ * to the AF_XDP socket on the far end. Frames that they send come out of the near end,
+ * where sent() passes only permitted ones.
  */
 #ifndef TIDEWALL_PRIVATE_H
 #define TIDEWALL_PRIVATE_H
@@ -11,8 +11,8 @@
 #include "circuits.h"
 #include "owners.h"
 
-/* From the demultiplexer to to_xsk(), the place of the socket is above the offset
- * of the network header, which is a constant. */
+/* Between the demultiplexer and to_xsk(), the slot of the socket is above the offset of
+ * the network header, which is a constant. */
 #define PLACE_SHIFT 4
 _Static_assert(NETWORK < 1 << PLACE_SHIFT && TW_WAITING_SOCKETS << PLACE_SHIFT <= 0x10000, "both fit in metadata.network");
 
@@ -26,9 +26,9 @@ INLINE int to_pair(const struct tw_queue *queue, struct tw_metadata *metadata, _
 }
 
 #ifndef TIDEWALL_NATIVE
-/* On the far end of each pair. What has no metadata is not from the demultiplexer:
- * the kernel sent it. A frame that a pair had before it changed hands is dropped by
- * the kernel, since the socket at the place is bound to another interface. */
+/* Runs on the far end of each pair. A frame without metadata is not from the
+ * demultiplexer: the kernel sent it. The kernel drops a frame that a pair held before
+ * it changed owners, since the socket in the slot is bound to another interface. */
 SEC("xdp.frags") int to_xsk(struct xdp_md *ctx)
 {
 	struct tw_metadata *metadata = (void *)(long)ctx->data_meta;
@@ -42,10 +42,10 @@ SEC("xdp.frags") int to_xsk(struct xdp_md *ctx)
 	return place < TW_WAITING_SOCKETS ? bpf_redirect_map(&sockets, socket, XDP_DROP) : XDP_DROP;
 }
 
-/* What becomes of a frame that an application sends. Whatever a program with
- * CAP_NET_RAW could do beyond the sockets of its user is refused: another's address
- * or port or circuit, ARP and ICMP, a tag, IP options. So are fragments: a later one has no
- * port, and one with the identification of a neighbour's datagram would spoil that. */
+/* Decides about a frame that an application sends. It refuses whatever a program with
+ * CAP_NET_RAW could do beyond the sockets of its user: another's address, port or
+ * circuit, ARP and ICMP, a tag, IP options. It also refuses fragments: a later one has
+ * no port, and one with the identification of a neighbour's datagram would damage that. */
 INLINE __u32 departure(struct __sk_buff *skb, struct tw_device *device, __u32 application)
 {
 	struct tw_control *control = &device->control;
@@ -64,7 +64,7 @@ INLINE __u32 departure(struct __sk_buff *skb, struct tw_device *device, __u32 ap
 	if (skb->len > READ_ONCE(control->longest))
 		return TW_SENT_LONG;
 	if (ethernet[6] == htons(0x8847)) {
-		/* The other end gives a circuit's frames by its label alone. */
+		/* The other end identifies a circuit's frames by its label alone. */
 		__u8 entry[LABEL_ENTRY];
 		if (bpf_skb_load_bytes(skb, NETWORK, entry, LABEL_ENTRY))
 			return TW_SENT_MALFORMED;
@@ -98,7 +98,7 @@ INLINE __u32 departure(struct __sk_buff *skb, struct tw_device *device, __u32 ap
 			return TW_SENT_FRAGMENT;
 		ends.local[0] = *(__u64 *)(header + 8);
 		ends.local[1] = *(__u64 *)(header + 16);
-		/* Free places of the set are zero, and those of IPv4 are mapped. */
+		/* Free slots of the set are zero, and those of IPv4 are mapped. */
 		if (!ends.local[0] && (!ends.local[1] || *(__u32 *)(header + 16) == htonl(0xffff)))
 			return TW_SENT_ADDRESS;
 	} else {
@@ -115,7 +115,7 @@ INLINE __u32 departure(struct __sk_buff *skb, struct tw_device *device, __u32 ap
 	return find_owner(device, &ends) == application ? TW_SENT_PASSED : TW_SENT_PORT;
 }
 
-/* On what comes out of the near end of each pair. */
+/* Runs on frames that come out of the near end of each pair. */
 SEC("classifier") int sent(struct __sk_buff *skb)
 {
 	__u32 zero = 0, interface = skb->ifindex, number = TW_APPLICATIONS, what = TW_SENT_NOBODY;

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: MIT OR Apache-2.0
  *
- * What every part of the demultiplexer needs: its maps.
+ * Definitions for every part of the demultiplexer: its maps.
  */
 #ifndef TIDEWALL_PROGRAM_H
 #define TIDEWALL_PROGRAM_H
@@ -67,7 +67,7 @@ struct {
 	TYPE(value, __u32);
 } sockets SEC(".maps");
 
-/* Near ends of private pairs: by the place of the socket in use behind each, and the
+/* Near ends of private pairs: by the slot of the socket in use behind each, and the
  * application by the interface. */
 struct {
 	NUMBER(type, BPF_MAP_TYPE_DEVMAP);
@@ -96,7 +96,7 @@ struct {
 } traces SEC(".maps");
 #endif
 
-/* Offsets in a frame; the Ethernet header is never tagged when we parse on. */
+/* Offsets in a frame; frames with a tag are not parsed further. */
 #define NETWORK 14
 
 INLINE void count(struct tw_queue *queue, enum tw_counter counter)

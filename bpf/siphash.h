@@ -24,7 +24,7 @@
 		v0 ^= w;                                                               \
 	} while (0)
 
-/* SipHash-1-3 of three words with the device's key, which no application has. */
+/* SipHash-1-3 of three words with the device's key, which applications do not know. */
 GLOBAL __u64 hash_words(__u64 first, __u64 second, __u64 third)
 {
 	__u32 zero = 0;

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: MIT OR Apache-2.0
  *
- * TCP ports of which every connection is in the flow table: what belongs to none
+ * TCP ports whose connections are all in the flow table: a segment of no connection
  * must be a SYN or carry a valid cookie.
  */
 #ifndef TIDEWALL_STRICT_H
@@ -11,17 +11,17 @@
 #include "headers.h"
 #include "waits.h"
 
-/* What flow_channel() says besides a channel, whose index is then 0. REFUSED and IGNORED
- * hold only where the kernel has no connection either: one that it accepted before the
- * port was owned is its own until it ends. */
+/* Results of flow_channel() besides a channel, whose index is then 0. REFUSED and
+ * IGNORED hold only if the kernel has no connection either. A connection that the
+ * kernel accepted before the port was owned remains the kernel's until it ends. */
 #define ANSWERED (1ULL << 32)       /* the frame is now the answer */
 #define REFUSED (1ULL << 33)        /* of no connection: the kernel's listening socket resets it */
 #define IGNORED (1ULL << 34)        /* of no connection, and not to be reset */
 #define COOKIE_VALID (1ULL << 35)
 #define COOKIE_FAILED (1ULL << 36)
-/* And ARRIVAL() of a segment that may wait. */
+/* Also ARRIVAL() of a segment that may wait. */
 
-/* Channel of a segment at a strict TCP port that is of no known flow; `channel` is
+/* Channel of a segment to a strict TCP port that belongs to no known flow; `channel` is
  * the listener's. */
 GLOBAL __u64 strict_channel(struct xdp_md *ctx, struct tw_application *application, __u32 channel, struct ends *ends,
 			    __u64 place)
@@ -38,7 +38,7 @@ GLOBAL __u64 strict_channel(struct xdp_md *ctx, struct tw_application *applicati
 			return ANSWERED;
 		return channel;
 	}
-	/* To anything else a listening socket says nothing (RFC 9293 section 3.10.7.2). */
+	/* A listening socket answers nothing else (RFC 9293 section 3.10.7.2). */
 	if ((control_bits & (TCP_RST | TCP_ACK)) != TCP_ACK)
 		return IGNORED;
 	if (!(flags & TW_LISTEN_COOKIES_VALID) || control_bits & TCP_SYN)
@@ -47,13 +47,13 @@ GLOBAL __u64 strict_channel(struct xdp_md *ctx, struct tw_application *applicati
 	__u32 payload = PLACE_TRANSPORT(place) + (header[12] >> 4) * 4 < PLACE_END(place);
 	if (cookie_is_valid(&application->cookies, ends, sequence, acknowledgment))
 		return channel ? COOKIE_VALID | channel : COOKIE_VALID | REFUSED;
-	/* Data may overtake the application, which has yet to enter the flow of
-	 * the cookie before it: its sender will repeat it. */
+	/* Data may overtake the application, which still has to enter the flow of the
+	 * preceding cookie: its sender will repeat it. */
 	return COOKIE_FAILED | (payload || control_bits & TCP_FIN ? IGNORED : REFUSED);
 }
 
-/* Channel of a frame for a port with more than listeners on any address: exact
- * flow, then what a strict port makes of it, or the listener's; 0: none. */
+/* Channel of a frame for a port with more than listeners on any address: the exact
+ * flow, else the strict port's decision, or the listener's. 0: none. */
 GLOBAL __u64 flow_channel(struct xdp_md *ctx, struct tw_application *application, __u64 k0, __u64 k1, __u64 place)
 {
 	struct ends ends;
@@ -70,7 +70,7 @@ GLOBAL __u64 flow_channel(struct xdp_md *ctx, struct tw_application *application
 	return flags & TW_LISTEN_TCP_STRICT ? strict_channel(ctx, application, channel, &ends, place) : channel;
 }
 
-/* Whether a segment is of a connection that is past its handshake. */
+/* Whether a segment belongs to a connection that is past its handshake. */
 GLOBAL int is_established(struct xdp_md *ctx, struct tw_application *application, __u64 k0, __u64 k1, __u64 place)
 {
 	struct ends ends;

@@ -1,18 +1,18 @@
 /* SPDX-License-Identifier: MIT OR Apache-2.0
  *
- * A limit of SYNs to each TCP port, in front of the kernel's own stack: what an
- * operator of Linux puts into the driver against a SYN flood. Tidewall does not
- * use it; the laboratory compares with it (`linux-xdp`).
+ * A limit of SYNs per TCP port, in front of the kernel's own stack. An operator of
+ * Linux puts such a program into the driver against a SYN flood. Tidewall does not use
+ * it; the laboratory compares with it (`linux-xdp`).
  *
  * Extension headers of IPv6 are not walked: a SYN behind one is not limited.
  */
 #include "helpers.h"
 
-#define LENGTH 10000000ULL /* of a window, ns */
+#define LENGTH 10000000ULL /* of a window, in ns */
 
 enum { TCP = 6, SYN = 0x02, ACK = 0x10 };
 
-/* SYNs to one port in the present window. */
+/* SYNs to one port in the current window. */
 struct window {
 	__u64 number;
 	__u64 syns;

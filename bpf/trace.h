@@ -7,12 +7,12 @@
 
 #include "program.h"
 
-/* Takes a trace id if there are frames left to sample; else 0. */
+/* Takes a trace id if frames are left to sample; else 0. */
 GLOBAL __u32 begin_trace(struct tw_control *control)
 {
 	if (!control)
 		return 0;
-	/* Several queues count down one number, hence atomics. */
+	/* Several queues count down the same number, hence atomics. */
 	__u32 remaining = READ_ONCE(control->trace_remaining);
 	if (!remaining ||
 	    __sync_val_compare_and_swap(&control->trace_remaining, remaining, remaining - 1) != remaining)

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: MIT OR Apache-2.0
  *
- * Segments that nobody waits for: they go to a socket of the queue that nobody
- * sleeps on, and are seen to with what comes next.
+ * Segments that no thread waits for. They go to a socket of the queue on which no
+ * thread sleeps, and are processed with the next frames.
  */
 #ifndef TIDEWALL_WAITS_H
 #define TIDEWALL_WAITS_H
@@ -10,12 +10,11 @@
 #include "headers.h"
 
 #define ARRIVAL_SHIFT 40
-/* When a segment that may wait came (tw_metadata.fragment); 0: it may not. */
+/* Arrival time of a segment that may wait (tw_metadata.fragment); 0: it may not. */
 #define ARRIVAL(found) ((__u32)((found) >> ARRIVAL_SHIFT))
 
-/* An acknowledgment that says nothing but that something has arrived: no payload, no
- * other flag, no option but timestamps as everybody sends them. One with SACK
- * is the first to know of a loss. */
+/* An acknowledgment that reports only an arrival: no payload, no other flag, no options
+ * but the usual timestamps. One with SACK is the first report of a loss. */
 INLINE __u32 is_bare_acknowledgment(const __u8 *header, const __u8 *data_end, __u64 place)
 {
 	__u32 length = (header[12] >> 4) * 4;
@@ -28,9 +27,8 @@ INLINE __u32 is_bare_acknowledgment(const __u8 *header, const __u8 *data_end, __
 }
 
 /* Channel of a segment of a flow of which some may wait (`found` by find_flow()), with
- * its ARRIVAL() if it is one of those. An acknowledgment may when there was a round a
- * short while ago: a probe of the peer's, which looks the same, comes again until it
- * wakes somebody. */
+ * its ARRIVAL() if this one may. An acknowledgment may wait after a recent round: a
+ * probe from the peer, which looks the same, is repeated until it wakes a thread. */
 GLOBAL __u64 may_wait(struct xdp_md *ctx, struct tw_application *application, __u64 found, __u64 place)
 {
 	__u32 index = ctx->rx_queue_index, channel = found, waits = found >> WAITS_SHIFT;
@@ -47,7 +45,7 @@ GLOBAL __u64 may_wait(struct xdp_md *ctx, struct tw_application *application, __
 		return channel;
 	__u64 now = bpf_ktime_get_ns() - READ_ONCE(application->cookies.epoch);
 	__u32 tick = now >> TW_TICK_SHIFT;
-	/* The rest of a time is less than half of what its bits count. */
+	/* The remaining time is always less than half of the range of its bits. */
 	if (waits & TW_WAIT_ALL ? ((waits - tick - 1) & TW_WAIT_UNTIL) > TW_WAIT_UNTIL / 2
 				: tick - READ_ONCE(waiting->looked) > TW_WAIT_TICKS)
 		return channel;

@@ -1,8 +1,8 @@
-/* What programs that link libtidewall.so can say beyond POSIX (docs/preload.md).
+/* Calls of libtidewall.so beyond POSIX (docs/preload.md).
  *
- * To link the library is all that is needed: socket(), epoll_wait() and the others are
- * then its own, and do for sockets that are not Tidewall's what the C library does. A
- * program under `tidewall run` need not call anything here. */
+ * A program only has to link the library: it then uses the library's socket(), epoll_wait()
+ * and similar calls. For sockets that are not Tidewall's they behave as the C library's. A
+ * program under `tidewall run` needs none of the calls below. */
 #ifndef TIDEWALL_H
 #define TIDEWALL_H
 
@@ -10,19 +10,23 @@
 extern "C" {
 #endif
 
-/* Makes this process's stack now, on a network interface, before a socket is attended to:
- * as an application of the manager that listens at /run/tidewall/INTERFACE.manager if one
- * does, else by taking the interface, which needs CAP_NET_ADMIN, CAP_NET_RAW, CAP_BPF and
- * CAP_PERFMON. NULL: that of the environment (TIDEWALL_MANAGER, TIDEWALL_INTERFACE), which
- * the first socket would make too, but without saying why it cannot be made.
+/* Creates this process's stack on a network interface, before the process uses a socket.
+ * The process becomes an application of the manager at /run/tidewall/INTERFACE.manager. If no
+ * manager listens there, it takes the interface itself, which needs CAP_NET_ADMIN,
+ * CAP_NET_RAW, CAP_BPF and CAP_PERFMON. NULL selects the manager or interface of the
+ * environment (TIDEWALL_MANAGER, TIDEWALL_INTERFACE). The first socket would create that
+ * stack too, but without an error if it fails.
  *
- * 0, also where it is there already. -1 and errno: EINVAL, no interface is named; EBUSY, the
- * process has another; EOPNOTSUPP, it was forked off one that has a stack; what the kernel or
- * the manager says otherwise (EPERM, ENODEV, EAGAIN ...). Sockets are the kernel's then. */
+ * Returns 0, also if the process already has this stack. Returns -1 and sets errno on error:
+ *   EINVAL      no interface is named
+ *   EBUSY       the process has another stack
+ *   EOPNOTSUPP  the process was forked from one that has a stack
+ *   others      as the kernel or the manager reports (EPERM, ENODEV, EAGAIN ...)
+ * After an error all sockets are kernel sockets. */
 int tidewall_start(const char *interface);
 
-/* 1 if the socket is the stack's, 0 if it is the kernel's, is not yet attended to, or is no
- * socket. Safe in a handler of a signal; does not touch errno. */
+/* Returns 1 if the socket is the stack's. Returns 0 if it is the kernel's, is not yet in use,
+ * or is not a socket. Safe in a signal handler; leaves errno unchanged. */
 int tidewall_owns(int fd);
 
 #ifdef __cplusplus

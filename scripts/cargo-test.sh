@@ -1,8 +1,8 @@
 #!/bin/sh
-# cargo-test.sh FILE ARGUMENTS...: `cargo test ARGUMENTS`, one test at a time. A test
-# that fails is run twice more, alone. Where it passes both times it is written to
-# FILE and the run goes on: tests with real time and real interfaces share the
-# machine with whatever else runs on it. One that fails again fails the run.
+# cargo-test.sh FILE ARGUMENTS...: runs `cargo test ARGUMENTS`, one test at a time. A test
+# that fails is run twice more, alone. If it passes both times, its name is written to
+# FILE and the run continues. Tests with real time and real interfaces share the machine
+# with other processes, which can disturb them. A test that fails again fails the run.
 set -eu
 unsteady=$1
 shift
@@ -14,10 +14,10 @@ trap 'rm -f "$log" "$log".*' EXIT
 } | tee "$log"
 [ -e "$log.passed" ] && exit 0
 
-# What cargo lists at its end: `-p PACKAGE --test TARGET`, in the order of the runs.
+# The targets that cargo lists at its end: `-p PACKAGE --test TARGET`, in the order of the runs.
 sed -n '/^error: [0-9]* targets\{0,1\} failed:$/,$ s/^    `\(.*\)`$/\1/p' "$log" >"$log.targets"
-# The names that each failed run lists at its end, on a line a run. (Tests that run
-# their own program again print such lists too, before that.)
+# The names that each failed run lists at its end, one line per run. (Tests that run their
+# own program again print such lists too, earlier.)
 awk '
 	function flush() { if (failed != "") print failed; failed = "" }
 	/^     Running |^   Doc-tests / { flush() }

@@ -1,6 +1,6 @@
 #!/bin/sh
 # Writes docs/compatibility.md: runs the programs of tools/tidewall/tests/programs/ on
-# Tidewall and on Linux (as root), and names those whose answers were the same.
+# Tidewall and on Linux (as root), and lists those whose answers were the same.
 set -eu
 cd "$(dirname "$0")/.."
 rows=$(mktemp -d)
@@ -10,7 +10,7 @@ TIDEWALL_COMPATIBILITY=$rows TIDEWALL_MUST=1 cargo test --locked -p tidewall --t
 	cat <<'END'
 # Programs that run unchanged
 
-Written by `scripts/compatibility.sh` from the tests that passed: each program ran by `tidewall run` and on the kernel's sockets, was asked the same by Linux clients beyond a wire (`tools/tidewall/tests/programs/`), and every answer and its exit code were the same on both; what the report of `tidewall run --report` says of its sockets was checked, too. How it works, and what becomes Tidewall's: [preload.md](preload.md).
+`scripts/compatibility.sh` writes this page from the tests that passed (`tools/tidewall/tests/programs/`). Each program ran under `tidewall run` and on kernel sockets, and Linux clients on another link sent the same requests to both. Every answer and the exit code were the same. The tests also check what `tidewall run --report` reports about the program's sockets. [preload.md](preload.md) explains the mechanism, and which sockets become Tidewall's.
 
 END
 	printf 'On %s, Linux %s.\n\n' "$(. /etc/os-release && echo "$PRETTY_NAME")" "$(uname -r)"
@@ -18,10 +18,10 @@ END
 	cat "$rows"/*
 	cat <<'END'
 
-Not reached at all, so refused by `tidewall run` or run on the kernel's sockets by `--or-kernel`: static programs, Go, musl, setuid programs and those whose files have capabilities, 32 bits ([manager.md](manager.md#tidewall-run)).
+These programs are not reached at all: static programs, Go, musl, setuid programs, programs whose files have capabilities, and 32-bit programs. `tidewall run` refuses them, or runs them on kernel sockets with `--or-kernel` ([manager.md](manager.md#tidewall-run)).
 
-Programs that have other processes serve their clients (sshd, PostgreSQL, `socat fork`, Python's ForkingTCPServer and multiprocessing, node's cluster, inetd, prefork servers such as Apache's, dnsmasq by TCP, several workers of nginx) serve as on Linux, by the kernel's sockets; `tidewall run --report` says why ([preload.md](preload.md#listeners)). `cargo test -p tidewall --test forking -- --nocapture` counts their clients on both.
+Some programs let other processes serve their clients: sshd, PostgreSQL, `socat fork`, Python's ForkingTCPServer and multiprocessing, node's cluster, inetd, prefork servers such as Apache's, dnsmasq over TCP, and nginx with several workers. They serve as on Linux, on kernel sockets; `tidewall run --report` gives the reason ([preload.md](preload.md#listeners)). `cargo test -p tidewall --test forking -- --nocapture` counts their clients on both.
 
-Programs with filters of system calls (seccomp): those that refuse what the stack calls keep the kernel's sockets, or are refused ([preload.md](preload.md#filters-of-system-calls)).
+A program that filters system calls (seccomp) and refuses the stack's calls keeps kernel sockets, or is refused ([preload.md](preload.md#filters-of-system-calls)).
 END
 } >docs/compatibility.md

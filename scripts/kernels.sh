@@ -1,5 +1,5 @@
 #!/bin/sh
-# Real kernels and emulated network cards, in QEMU: kernels.sh load, kernels.sh run; --help says more.
+# Tests on real kernels with emulated network cards, in QEMU: kernels.sh load, kernels.sh run, kernels.sh --help.
 set -eu
 if ! command -v python3 >/dev/null; then
 	echo "SKIPPED kernels: no python3 (apt-get install python3)" | tee -a "${TIDEWALL_SKIPPED:-/dev/null}"

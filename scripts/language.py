@@ -5,8 +5,8 @@ language.py                  counts of the whole tree; fails where a bar is pass
 language.py --list [FILE]... every finding, as FILE:LINE: RULE: SENTENCE
 language.py --lengths [FILE]... words per sentence, for each file: count, median, p90, longest
 
-Read are documents (*.md), comments of Rust and C, and comments of shell, Python and
-make. Strings in code are not read.
+It reads documents (*.md) and the comments of Rust, C, shell, Python and make. It does not
+read strings in code.
 """
 
 import argparse
@@ -35,7 +35,7 @@ README_WORDS, README_LONGEST = 900, 30
 
 
 def files(names):
-    """The tree's files that have prose, or those of `names`."""
+    """Yields the tree's files that have prose, or those of `names`."""
     if not names:
         listed = subprocess.run(["git", "ls-files"], cwd=ROOT, capture_output=True, text=True, check=True)
         names = listed.stdout.splitlines()
@@ -53,7 +53,7 @@ RUST = re.compile(
 
 
 def rust_comments(text):
-    """Lines of comments as (number, text, kind); strings are skipped."""
+    """Yields lines of comments as (number, text, kind); skips strings."""
     for match in RUST.finditer(text):
         number = text.count("\n", 0, match.start()) + 1
         if line := match.group("line"):
@@ -71,7 +71,7 @@ def hash_comments(text):
 
 
 def paragraphs(path):
-    """Prose as (number of the first line, text): a paragraph, an item or a cell each."""
+    """Yields paragraphs, list items and table cells as (number of the first line, text)."""
     text = path.read_text(errors="replace")
     if path.suffix == ".md":
         lines = [(n, line, "") for n, line in enumerate(text.split("\n"), 1)]
@@ -121,7 +121,7 @@ ABBREVIATED = re.compile(r"\b(e\.g|i\.e|cf|vs|etc|Fig|Sec|No|St|al|approx|RFC [0
 
 
 def sentences(paragraph):
-    """A paragraph's sentences, its code spans a word each."""
+    """Yields a paragraph's sentences, with one word per code span."""
     text = CODE.sub(lambda m: "`" + re.sub(r"[.!?:;\s]", "_", m.group().strip("`")) + "`", paragraph)
     text = LINK.sub(r"\1", text).replace("**", "").replace("__", "")
     text = re.sub(r"\s+", " ", text)
@@ -162,7 +162,7 @@ def percentile(sorted_values, share):
 
 
 def report():
-    """Prints counts beside their bars; whether all hold."""
+    """Prints counts with their limits. Returns whether all hold."""
     bars = {rule: bar for rule, _, bar in RULES} | {"long": LONG_BAR}
     counts = dict.fromkeys(bars, 0)
     in_docs, readme = [], []

@@ -1,7 +1,7 @@
 #!/bin/sh
-# redis-tests.sh DIRECTORY: puts there what Debian's source of the installed Redis has to
-# test a server with that runs already. The sources are asked of Debian's own archive,
-# beside the lists of packages that this machine has, and checked as those are (apt-secure(8)).
+# redis-tests.sh DIRECTORY: installs there the tests that the Debian source of the installed
+# Redis has for a running server. The source comes from Debian's own archive, apart from the
+# package lists of this machine, and is verified in the same way (apt-secure(8)).
 set -eu
 directory=$1
 [ ! -e "$directory/runtest" ] || exit 0
@@ -22,7 +22,7 @@ apt() {
 cd "$work"
 apt update
 version=$(dpkg-query -W -f '${source:Version}' redis-server)
-# The archive keeps the newest version of each alone.
+# The archive keeps only the newest version of each package.
 apt source --download-only "redis=$version" 2>/dev/null || apt source --download-only redis
 tar xzf redis_*.orig.tar.gz -C redis --strip-components 1
 mkdir -p redis/src
@@ -31,4 +31,4 @@ for program in redis-server redis-cli redis-benchmark; do
 done
 mkdir -p "$directory"
 cp -r redis/tests redis/src "$directory"
-cp redis/runtest "$directory" # last, as what says that it is whole
+cp redis/runtest "$directory" # last: it marks the copy as complete

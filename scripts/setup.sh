@@ -1,14 +1,21 @@
 #!/bin/sh
-# setup.sh [demo|test]: installs what this machine lacks, for `make demo` or (by default) for
+# setup.sh [demo|test]: installs missing packages for `make demo` or (by default) for
 # `make test`, and leaves no service enabled that it has installed.
 #
-# demo: clang and the kernel headers for the driver program, Rust where there is none, iproute2
-# and ethtool for the test bed, wrk as client of the web server.
-# test: also tshark and atm-tools' saaldump as judges of captures, nft for the kernel's SYN proxy,
-# curl, ab and h2load as clients, servers that run unmodified (Redis, memcached, HAProxy, Unbound,
-# nginx, Squid, Node, sshd for its client; socat, dnsmasq, inetd and Apache, which fork), what Redis tests itself with and dnsperf, musl for a
-# program that cannot, perf, valgrind to count instructions, Python for the lane of kernels.
-# Without root only what building needs is asked for: the tests that need more are skipped, by name.
+# demo:
+# - to build: clang and the kernel headers for the driver program, Rust if there is none
+# - for the test bed: iproute2, ethtool, and wrk as the web server's client
+# test, in addition:
+# - tshark, and saaldump of atm-tools, to check captures
+# - nft for the kernel's SYN proxy
+# - clients: curl, ab, h2load, dnsperf, ssh
+# - servers that run unmodified: Redis with its own tests, memcached, HAProxy, Unbound, nginx,
+#   Squid, Node, sshd (for its client)
+# - servers that fork: socat, dnsmasq, inetd, Apache
+# - musl, for a program that cannot run on Tidewall
+# - perf, valgrind to count instructions, Python for the tests on other kernels
+# Without root the script checks only the packages for building. Tests that need more are
+# skipped, and named.
 set -eu
 
 what=${1:-test}
@@ -71,7 +78,7 @@ if [ "$(id -u)" = 0 ] && [ "$what" = test ]; then
 	want python3 python3
 fi
 
-# Disables the services of packages, unless one runs: somebody uses it.
+# Disables the services of packages, except running ones, which are in use.
 leave_disabled() { # packages
 	for package in "$@"; do
 		units=$(dpkg -L "$package" 2>/dev/null | sed -n 's#^\(/usr\)\{0,1\}/lib/systemd/system/\([^@/]*\.\(service\|socket\)\)$#\2#p')
@@ -103,7 +110,7 @@ if [ "$(id -u)" != 0 ] || ! command -v apt-get >/dev/null 2>&1; then
 fi
 echo "installing:$need"
 apt-get update -qq
-# What is compared with is started by the lab alone, never as a service.
+# Only the laboratory starts the servers that Tidewall is compared with, never the system.
 policy=/usr/sbin/policy-rc.d
 if [ ! -e "$policy" ]; then
 	trap 'rm -f "$policy"' EXIT

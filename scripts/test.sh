@@ -1,9 +1,13 @@
 #!/bin/sh
-# Every test, in the order in which a failure says most: formatting and lints,
-# unit and property tests, fuzz targets for a bounded time, the memory model,
-# whole-system tests in network namespaces, other kernels, documentation. What was
-# skipped is named at the end; where nothing is missing that a test needs, as for
-# CI, a skipped test fails.
+# Runs every test, the most informative failures first:
+# - formatting and lints
+# - unit and property tests, fuzz targets for a bounded time, and whole-system tests in
+#   network namespaces
+# - the memory model, and instruction counts
+# - other kernels
+# - documentation
+# The end names the skipped tests. If nothing that a test needs is missing, as in CI, a
+# skipped test fails.
 set -eu
 cd "$(dirname "$0")/.."
 PATH="$HOME/.cargo/bin:$PATH"
@@ -11,13 +15,13 @@ export PATH
 : "${BOLERO_RANDOM_TEST_TIME_MS:=3000}"
 export BOLERO_RANDOM_TEST_TIME_MS
 
-# What is built once gains nothing from being built in pieces.
+# A tree that is built once gains nothing from incremental builds.
 if [ -n "${CI:-}" ] || [ ! -d target ]; then
 	export CARGO_INCREMENTAL=0
 fi
 
 began=$(date +%s)
-# What was there before is not the tests'.
+# Namespaces that existed before do not belong to the tests.
 namespaces() { ip netns list 2>/dev/null | sed -n 's/^\(tw-[^ ]*\).*/\1/p' | sort; }
 before=$(namespaces)
 step() { printf '\n== %s (after %s s)\n' "$*" $(($(date +%s) - began)); }
@@ -25,7 +29,7 @@ step() { printf '\n== %s (after %s s)\n' "$*" $(($(date +%s) - began)); }
 # Every test that skips writes a line here (tools/skip).
 TIDEWALL_SKIPPED=$(mktemp)
 export TIDEWALL_SKIPPED
-# Tests that failed once beside others and passed alone.
+# Tests that failed once among others, and passed alone.
 unsteady=$(mktemp)
 at_end() {
 	status=$?
@@ -41,8 +45,8 @@ at_end() {
 }
 fetching=
 trap at_end EXIT
-# Other kernels' packages come from the network while programs are built; `load` below
-# fetches what failed again, and says why.
+# Fetches the packages of other kernels while programs are built. `load` below repeats a
+# fetch that failed, and prints the error.
 setsid python3 -B scripts/kernels/lane.py fetch >/dev/null 2>&1 &
 fetching=$!
 

@@ -1,6 +1,6 @@
-//! A TCP echo server for one connection at a time, on Tidewall, by the standard library:
+//! A TCP echo server for one connection at a time, on Tidewall, with the standard library:
 //!   rustc --edition 2024 echo.rs -L /usr/lib -o echo && ./echo eth0 7
-//! (Programs written for Tidewall use the crate `tidewall_socket`, which is faster.)
+//! (The crate `tidewall_socket`, for programs written for Tidewall, is faster.)
 
 use std::ffi::{CString, c_char, c_int};
 use std::io::{self, Read, Write};
@@ -27,7 +27,7 @@ fn main() -> io::Result<()> {
     let listener = TcpListener::bind(format!("0.0.0.0:{port}"))?;
     loop {
         let (mut connection, _) = listener.accept()?;
-        // SAFETY: it takes any number.
+        // SAFETY: the function accepts any descriptor.
         let whose = match unsafe { tidewall_owns(connection.as_raw_fd()) } {
             0 => "the kernel's",
             _ => "Tidewall's",

@@ -1,8 +1,8 @@
-"""What is checked in a cell, kernel by driver: a service is started, asked from outside and ended.
+"""The checks of a cell (kernel by driver): they start a service, query it from outside and end it.
 
-The guest is 10.77.0.2 and fd77::2; outside, beyond the tap in this process's network namespace, plain
-sockets are the clients. A check returns what is worth saying, or raises Failed (no) or NotHere (the
-cell has no such thing).
+The guest is 10.77.0.2 and fd77::2. The clients are plain sockets outside, beyond the tap in this process's
+network namespace. A check returns a text for the report, or raises Failed, or NotHere if it does not apply
+to the cell.
 """
 
 import difflib
@@ -20,7 +20,7 @@ from guest import Failed
 V4, V6, LATER = "10.77.0.2", "fd77::2", "10.77.0.3"
 SIZES = (8, 64, 255, 256, 257, 512, 1000, 1400, 1472, 1473, 3000, 8000)
 FILES = {str(size): random.Random(size).randbytes(size) for size in (0, 1, 255, 256, 257, 1024, 65536, 300_000, 1 << 20)}
-# Emulated devices: model, options, queue pairs that the host gives (the others have their own number).
+# Emulated devices: model, and queue pairs that the host configures (other models have a fixed number).
 DRIVERS = {
     "virtio-net 1 queue": ("virtio-net-pci", 1),
     "virtio-net 2 queues": ("virtio-net-pci", 2),
@@ -29,15 +29,15 @@ DRIVERS = {
     "e1000e": ("e1000e", 1),
     "veth in a container": ("virtio-net-pci", 1),
 }
-REFUSED = "no native XDP"  # what a refusal must name, on the drivers that have none
+REFUSED = "no native XDP"  # a refusal contains this, on drivers without native XDP
 WITHOUT_XDP = {"e1000e"}
-# A first exchange may take two round trips and 10 ms. Emulated, times are rough: what fails is one that
-# took a retransmission timer, and nothing else takes so long.
+# A first exchange may take two round trips and 10 ms. Times in an emulated guest are rough, so the check
+# fails only for an exchange that waited for a retransmission timer; nothing else takes so long.
 TIMER = 0.5
 
 
 class NotHere(Exception):
-    """The cell has not what the check is about."""
+    """The check does not apply to the cell."""
 
 
 class Cell:
@@ -47,14 +47,14 @@ class Cell:
         self.guest, self.driver, self.before = guest, driver, ""
 
     def run(self, command, seconds=60):
-        """What a command in the guest prints; it must succeed."""
+        """Returns the output of a command in the guest, which must succeed."""
         output, status = self.guest.run(command, seconds)
         if status:
             raise Failed(f"`{command}` exits {status}: {output[-300:]}")
         return output
 
     def wait(self, condition, seconds=10):
-        """Waits in the guest until a condition holds; True if it does."""
+        """Waits in the guest until a condition holds. Returns whether it does."""
         tries = seconds * 10
         return self.guest.run(f"i=0; until {condition}; do i=$((i+1)); [ $i -lt {tries} ] || break; sleep 0.1; done; {condition}",
                               seconds + 30)[1] == 0
@@ -65,7 +65,7 @@ class Cell:
             raise Failed("the card has no carrier")
 
     def knobs(self):
-        """All that a stack may change and has to put back."""
+        """Returns all settings that a stack may change and must restore."""
         return self.guest.run(
             "ip -d link show eth0; (cd /sys/class/net/eth0; grep -H . napi_defer_hard_irqs gro_flush_timeout queues/*/*ps_cpus threaded);"
             "for w in -c -k -l -x -n; do ethtool $w eth0; done; ls /sys/fs/bpf; find /run/tidewall ! -type d 2>/dev/null;"
@@ -75,7 +75,7 @@ class Cell:
         """Starts `tidewall serve` and waits until it listens."""
         self.before = self.knobs()
         began = time.monotonic()
-        # The child opens its output when it comes to it: what an earlier service said must be gone by then.
+        # The child opens its output late, so the output of an earlier service must be removed first.
         self.run(f"rm -f /tmp/out; tidewall serve {service} --interface eth0 >/tmp/out 2>&1 & echo $! >/tmp/pid")
         self.wait("grep -qs 'Ctrl-C ends' /tmp/out || ! kill -0 $(cat /tmp/pid) 2>/dev/null", 120)
         output = self.run("cat /tmp/out")
@@ -88,7 +88,7 @@ class Cell:
         return f"listens after {took:.1f} s"
 
     def doing(self):
-        """What the threads of the service and its children are doing; empty when it has ended."""
+        """Returns what the threads of the service and its children are doing; empty after its end."""
         return self.guest.run(
             "main=$(cat /tmp/pid); for process in $main $(cat /proc/$main/task/*/children); do cd /proc/$process/task &&"
             "for task in *; do echo \"task $task of $process: $(cat $task/comm)\"; for file in wchan syscall stack; do "
@@ -96,13 +96,13 @@ class Cell:
 
     def end(self, signal):
         """Ends the service and compares all knobs with what they were."""
-        self.run(f"kill -{signal} $(cat /tmp/pid) || {{ tail -3 /tmp/out; false; }}")  # it may be dead: why?
+        self.run(f"kill -{signal} $(cat /tmp/pid) || {{ tail -3 /tmp/out; false; }}")  # a dead service has left its error
         if not self.wait("! kill -0 $(cat /tmp/pid) 2>/dev/null"):
             raise Failed(f"lives on 10 s after SIG{signal}")
         return self.unchanged()
 
     def unchanged(self):
-        """Wants all knobs to be what they were before the start."""
+        """Fails unless all knobs have their values from before the start."""
         deadline = time.monotonic() + 8  # a card may reset its link
         while (after := self.knobs()) != self.before and time.monotonic() < deadline:
             time.sleep(0.5)
@@ -112,7 +112,7 @@ class Cell:
         return "everything is as it was"
 
     def stack(self):
-        """The stack's counts, as `tidewall stat` tells them."""
+        """Returns the stack's counters from `tidewall stat`."""
         return json.loads(self.run("tidewall stat --json | tail -1"))["stacks"][0]["now"]
 
 
@@ -124,10 +124,10 @@ def near(command):
 
 
 def exchange(host, size, port=7, timeout=2.0):
-    """Seconds that the echo of one datagram from a fresh port takes; None if it is lost."""
+    """Returns the seconds for the echo of one datagram from a fresh port; None if it is lost."""
     with socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET, socket.SOCK_DGRAM) as end:
         end.settimeout(timeout)
-        end.connect((host, port))  # so that an answer from another address is none
+        end.connect((host, port))  # ignores answers from other addresses
         payload = random.randbytes(size)
         began = time.monotonic()
         try:
@@ -141,7 +141,7 @@ def exchange(host, size, port=7, timeout=2.0):
 
 
 def burst(host, count=32, port=7):
-    """So many datagrams at once, from one port; returns when the last echo that comes has come."""
+    """Sends a burst of datagrams from one port; returns after the last echo that arrives."""
     with socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET, socket.SOCK_DGRAM) as end:
         end.settimeout(0.2)
         end.connect((host, port))
@@ -155,7 +155,7 @@ def burst(host, count=32, port=7):
 
 
 def echoes(host, sizes=(64,), each=4, port=7):
-    """Echoes of every size from several ports, so that all queues take part."""
+    """Checks echoes of every size from several ports, so that all queues take part."""
     lost = {size: count for size in sizes if (count := sum(exchange(host, size, port) is None for _ in range(each)))}
     if lost:
         raise Failed("lost: " + ", ".join(f"{count} of {each} of {size} bytes" for size, count in lost.items()))
@@ -163,7 +163,7 @@ def echoes(host, sizes=(64,), each=4, port=7):
 
 
 def again(host=V4, seconds=15):
-    """Waits until one echo comes through (links take seconds), then wants them all."""
+    """Waits until one echo arrives (links take seconds), then requires all."""
     deadline = time.monotonic() + seconds
     while exchange(host, 64, timeout=0.5) is None:
         if time.monotonic() > deadline:
@@ -172,7 +172,7 @@ def again(host=V4, seconds=15):
 
 
 def connect(host, port=80):
-    """Seconds that a handshake takes."""
+    """Returns the seconds for a handshake."""
     began = time.monotonic()
     try:
         socket.create_connection((host, port), 8).close()
@@ -182,7 +182,7 @@ def connect(host, port=80):
 
 
 def firsts(once, host, count=8):
-    """The slowest of the first exchanges, one of which opens each queue, beside a later one."""
+    """Compares the slowest of the first exchanges, which open the queues, with a later one."""
     first = [once(host) for _ in range(count)]
     later = sorted(once(host) for _ in range(9))[4]
     text = f"first {max(first) * 1e3:.1f} ms, later {later * 1e3:.1f} ms"
@@ -198,7 +198,7 @@ def datagram(host):
 
 
 def get(host, name, port=80):
-    connection = http.client.HTTPConnection(host, port, timeout=3)  # a retransmission or two, no more
+    connection = http.client.HTTPConnection(host, port, timeout=3)  # at most a retransmission or two
     try:
         connection.request("GET", "/" + name)
         body = connection.getresponse().read()
@@ -224,7 +224,7 @@ def files(host):
 
 
 def rss(cell):
-    """A card's RSS table loses its last queue, until the owner is killed."""
+    """Checks that a card's RSS table loses its last queue, and regains it when the owner is killed."""
     def table():
         return re.findall(r"^ +\d+: +(.*)$", cell.run("ethtool -x eth0"), re.M)
 
@@ -264,7 +264,7 @@ def doctor(cell):
 
 
 def own_way(cell):
-    """That Tidewall's own channels, not the kernel's sockets, carry the service."""
+    """Checks that Tidewall's channels carry the service, not kernel sockets."""
     began = cell.stack()
     for _ in range(40):
         datagram(V4)
@@ -279,7 +279,7 @@ def own_way(cell):
 
 
 def own_way_after(cell):
-    """The same after all changes: a driver that lost the program gets it again within seconds of traffic."""
+    """Checks the same after all changes: a driver that lost the program regains it within seconds of traffic."""
     for _ in range(5):
         try:
             return own_way(cell)
@@ -289,7 +289,7 @@ def own_way_after(cell):
 
 
 def not_silent(cell):
-    """That `tidewall stat` says so where frames do not take Tidewall's way, and only there."""
+    """Checks that `tidewall stat` reports frames that bypass Tidewall, and no others."""
     cell.run("rm -f /tmp/stat; (tidewall stat >/tmp/said 2>&1; mv /tmp/said /tmp/stat) &")
     while cell.guest.run("[ -e /tmp/stat ]")[1]:
         exchange(V4, 64)
@@ -314,7 +314,7 @@ def tcp_own_way(cell):
 
 
 def flush(cell, once):
-    """The first exchanges after the guest has forgotten its neighbours."""
+    """Checks the first exchanges after the guest's neighbour table was flushed."""
     said = []
     for host in V4, V6:
         cell.run("ip -4 neigh flush dev eth0; ip -6 neigh flush dev eth0")
@@ -366,7 +366,7 @@ def mtu(cell):
 
 
 def channels(cell, count):
-    """Sets the number of channels: what the kernel says to it."""
+    """Sets the number of channels. Returns the kernel's answer."""
     output = cell.run("ethtool -l eth0 2>&1 || true")
     if not (most := re.search(r"Combined:\s+(\d+)", output)) or int(most[1]) < 2:
         raise NotHere("one queue")
@@ -375,7 +375,7 @@ def channels(cell, count):
 
 
 def rechannel(cell, count, back):
-    """The service goes on while the number of channels changes, or the kernel refuses to change it."""
+    """Checks that the service continues while the number of channels changes, or the kernel refuses that."""
     said = channels(cell, count)
     try:
         again()
@@ -408,9 +408,9 @@ def allow(cell):
 
 
 def firewall_udp(cell):
-    """Nothing is lost, and the receiver polls or says which rule would let it."""
+    """Checks that nothing is lost, and that the receiver polls or names the rule that would allow it."""
     text = f"{echoes(V4, each=20)}; {own_way(cell)}"
-    for _ in range(6):  # three test datagrams a queue count as lost 100 ms after each
+    for _ in range(6):  # three test datagrams per queue, each counted as lost after 100 ms
         time.sleep(0.15)
         echoes(V4, each=8)
     began = cell.stack()
@@ -420,7 +420,7 @@ def firewall_udp(cell):
     driven, delivered = (
         sum(queue[name] for queue in ended["queues"]) - sum(queue[name] for queue in began["queues"])
         for name in ("driven", "delivered"))
-    text = f"{text}; {driven} of {delivered} frames by own polls"  # few: the emulator lets interrupts run first
+    text = f"{text}; {driven} of {delivered} frames by own polls"  # few: the emulator runs interrupts first
     said = "udp dport 61000-61063 accept" in cell.run("tidewall stat")
     if said == all(all(queue["napi"]) for queue in ended["queues"] if queue["delivered"]):
         raise Failed(f"{text}, and stat {'says that it does not poll' if said else 'does not say so'}")
@@ -437,7 +437,7 @@ def all_channels(cell):
 
 
 def large_frames(cell):
-    """MTU 9,000 at both ends, where the driver gives XDP frames in several buffers."""
+    """Checks MTU 9,000 at both ends, if the driver passes multi-buffer frames to XDP."""
     if "container" in cell.driver:
         raise NotHere("a bridge carries what its smallest port does")
     cell.run("ip link set eth0 mtu 9000")
@@ -456,7 +456,7 @@ def usual_frames(cell):
 
 
 def large_own_way(cell):
-    """Frames of several descriptors arrive in channels."""
+    """Checks that frames of several descriptors arrive in channels."""
     began = cell.stack()
     for _ in range(40):
         if exchange(V4, 8000, timeout=4.0) is None:
@@ -469,7 +469,7 @@ def large_own_way(cell):
 
 
 def long_segments(cell):
-    """Files leave in segments that the card, or the kernel, cuts."""
+    """Checks that files leave in segments that the card or the kernel splits."""
     began = sum(queue.get("long_segments", 0) for queue in cell.stack()["queues"])
     text = files(V4)
     sent = sum(queue.get("long_segments", 0) for queue in cell.stack()["queues"]) - began
@@ -479,7 +479,7 @@ def long_segments(cell):
 
 
 def uncut(cell):
-    """The same while the card does not cut."""
+    """Checks the same while the card does not split."""
     cell.run("ethtool -K eth0 tx-tcp-segmentation off")
     try:
         return long_segments(cell)
@@ -492,7 +492,7 @@ def nothing(_):
 
 
 ECHO, HTTP = "echo --port 7 --address ::", "http /srv --address ::"
-# A service, what to do before its start and after its end, its checks (name, column, function), its end.
+# Each stage: a service, actions before its start and after its end, checks (name, column, function), its end.
 STAGES = (
     (ECHO, nothing, nothing, (
         ("first-datagram", "first", lambda cell: firsts(datagram, V4)),
@@ -533,7 +533,7 @@ STAGES = (
     ), ("end-http-9000", "TERM")),
     (ECHO, one_channel, all_channels, (("queues-more", "changes", lambda cell: rechannel(cell, 2, 1)),), ("end-more", "TERM")),
 )
-# The table's columns: "own way" that frames took Tidewall's way, "first" the first exchanges, "beside" the
-# kernel's traffic, "large" long segments and frames of several descriptors, "end" that everything was put back.
+# The table's columns: "own way": frames passed through Tidewall; "first": the first exchanges; "beside": the
+# kernel's traffic; "large": long segments and frames of several descriptors; "end": everything was restored.
 COLUMNS = ("doctor", "start", "echo", "http", "own way", "first", "beside", "link", "changes", "large", "firewall", "end")
 NAMES = ("doctor", *(name for stage in STAGES for name, *_ in stage[3]), *(stage[4][0] for stage in STAGES))

@@ -1,8 +1,8 @@
 #!/bin/sh
-# fetch.sh FOLDER SERIES...: fetches by apt what the lane needs and unpacks it under FOLDER; nothing is
-# installed. FOLDER/tools: QEMU and the guest's programs, of Debian 13. FOLDER/SERIES: the newest kernel
-# of that series (6.1, 6.12, ...), or of all in reach (`newest`), as package and modules. What is there
-# already is not fetched again: to look for newer kernels, delete FOLDER/SERIES.
+# fetch.sh FOLDER SERIES...: fetches packages with apt and unpacks them under FOLDER; it installs nothing.
+# FOLDER/tools has QEMU and the guest's programs, from Debian 13. FOLDER/SERIES has the image and modules
+# of the newest kernel of that series (6.1, 6.12, ...), or of all available ones (`newest`). Existing
+# folders are not fetched again: delete FOLDER/SERIES to look for a newer kernel.
 set -eu
 export LC_ALL=C
 folder=$(realpath -m "$1")
@@ -19,7 +19,7 @@ fail() {
 	exit 1
 }
 
-# Runs apt's program $1 on lists, archives and an (empty) status of its own.
+# Runs apt's program $1 with separate lists and archives, and an empty status.
 apt() {
 	program=$1
 	shift
@@ -30,7 +30,7 @@ apt() {
 		-o Acquire::Languages=none "$@"
 }
 
-# Lists of all suites that the keyring can verify, from the mirror that this machine's apt uses.
+# Fetches the lists of all suites that the keyring can verify, from the mirror of this machine's apt.
 update() {
 	[ ! -e "$apt/updated" ] || return 0
 	command -v apt-get >/dev/null && command -v dpkg-deb >/dev/null ||
@@ -58,7 +58,7 @@ update() {
 	touch "$apt/updated"
 }
 
-# Fetches packages into a folder of archives and unpacks them as $1.
+# Fetches packages and unpacks them as $1.
 unpack() {
 	name=$1
 	shift
@@ -75,7 +75,7 @@ unpack() {
 	mv "$folder/$name.partial" "$folder/$name"
 }
 
-# The packages of the newest kernel of a series: later ones are split in several.
+# Prints the packages of the newest kernel of a series; later kernels have several.
 packages() {
 	[ "$1" = newest ] && pattern='[0-9.]*' || pattern="$(echo "$1" | sed 's/\./\\./g')[.-][0-9.]*"
 	version=$(apt apt-cache pkgnames linux-image- |

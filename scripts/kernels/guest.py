@@ -1,6 +1,6 @@
 """Diskless QEMU guests: an initramfs of a kernel's modules and some programs, and a shell in the guest.
 
-Emulated (TCG): KVM is not to be had everywhere, and times inside mean little.
+The guests are emulated (TCG), because KVM is not available everywhere. Times inside mean little.
 """
 
 import ctypes
@@ -19,23 +19,23 @@ import time
 HERE = pathlib.Path(__file__).resolve().parent
 LOADER = "usr/lib64/ld-linux-x86-64.so.2"
 LIBRARIES = "usr/lib/x86_64-linux-gnu"
-# Those that a kernel lacks are built in or do not exist there. The first three before all that compute
-# CRC32c, which look their algorithm up by a name that only modprobe could follow.
+# A module that a kernel lacks is built in, or does not exist there. The first three precede all modules that
+# compute CRC32c: these find the algorithm by a name that only modprobe could resolve.
 MODULES = """crc32c_generic crc32c-intel libcrc32c virtio_pci virtio_console virtio_net igb vmxnet3 e1000e
     veth bridge xsk_diag nf_tables nf_conntrack nft_ct""".split()
 
 
 class Failed(Exception):
-    """A check's answer is no, for the reason given."""
+    """A check failed, for the given reason."""
 
 
 def tool(tools, program, *arguments):
-    """The command line that runs a fetched program, with the libraries it was fetched with."""
+    """Returns the command line that runs a fetched program with its fetched libraries."""
     return [str(tools / LOADER), "--library-path", str(tools / LIBRARIES), str(tools / "usr" / program), *arguments]
 
 
 def modules(kernel):
-    """Names and contents of kernel modules and what they depend on, in an order that loads."""
+    """Returns names and contents of kernel modules and their dependencies, in load order."""
     files = {path.name.split(".")[0].replace("-", "_"): path for path in kernel.rglob("*.ko*")}
     done = {}
 
@@ -57,8 +57,8 @@ def modules(kernel):
 
 
 def initramfs(tools, kernel, programs, extra):
-    """A cpio archive (newc) that boots `kernel` into scripts/kernels/init, with programs and more files, by
-    name."""
+    """Returns a cpio archive (newc) that boots `kernel` into scripts/kernels/init, with programs and extra
+    files, by name."""
     links = {name: ("usr/" + name).encode() for name in ("bin", "sbin", "lib", "lib64")}
     data = {"init": (HERE / "init").read_bytes(), **extra}
     with tempfile.TemporaryDirectory() as folder:
@@ -97,7 +97,7 @@ def die_with_parent():
 
 
 class Guest:
-    """A running guest; use it in a `with`, which kills it at the end."""
+    """A running guest. Use it in a `with` statement, which kills it at the end."""
 
     def __init__(self, tools, kernel, archive, console, *options):
         image = next(path for path in sorted(kernel.rglob("vmlinuz*")))
@@ -117,7 +117,7 @@ class Guest:
                 env={**os.environ, "QEMU_MODULE_DIR": str(tools / LIBRARIES / "qemu")},
                 pass_fds=[theirs.fileno(), other.fileno()],
                 stdin=subprocess.DEVNULL, stdout=output, stderr=subprocess.STDOUT,
-                preexec_fn=die_with_parent, start_new_session=True)  # Ctrl-C is for us to act on
+                preexec_fn=die_with_parent, start_new_session=True)  # Ctrl-C goes to this process only
 
     def __enter__(self):
         return self
@@ -129,19 +129,19 @@ class Guest:
         self.monitor.close()
 
     def run(self, command, seconds=60):
-        """What a shell command in the guest prints (both streams) and its exit status."""
+        """Returns the output (both streams) and exit status of a shell command in the guest."""
         return self._say(command + "\necho {0} $?\n", seconds)
 
     def enter(self, namespace):
-        """Goes on with a shell in a network namespace of the guest."""
+        """Continues with a shell in a network namespace of the guest."""
         self._say(f"exec ip netns exec {namespace} dash -c 'echo {{0}} 0; exec dash'\n", 10)
 
     def carrier(self, on):
-        """Takes the carrier of the guest's card (`-netdev id=net0`) away, or gives it back."""
+        """Removes or restores the carrier of the guest's card (`-netdev id=net0`)."""
         self.monitor.sendall(f"set_link net0 {'on' if on else 'off'}\n".encode())
 
     def _say(self, text, seconds):
-        """Sends `text` with a mark in it, and waits until the mark comes with a status."""
+        """Sends `text` with a mark in it, and waits until the mark returns with a status."""
         mark = f"@{time.monotonic_ns()}"
         try:
             self.line.sendall(text.replace("{0}", mark).encode())
@@ -154,7 +154,7 @@ class Guest:
                 part = self.line.recv(65536)
             except OSError:
                 part = b""
-            if not part:  # a shell that is late would answer later questions with this one's words
+            if not part:  # a late shell would answer later commands with this one's output
                 self.process.kill()
                 raise Failed(f"the guest ended, or was by far too slow, at: {text[:200]}; see {self.console}")
             got += part

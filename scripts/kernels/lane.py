@@ -1,14 +1,15 @@
 #!/usr/bin/env python3
-"""Does Tidewall run where its users are? Debian's kernels by emulated network cards, in QEMU.
+"""Tests Tidewall on Debian's kernels with emulated network cards, in QEMU.
 
-  fetch   what the others need, if it is not there
-  load    the driver program loads and attaches under each kernel, and igb's RSS table is narrowed and put
-          back (neither card nor root is needed)
-  run     all cells, kernel by driver, and all checks (as root): a table, and out/kernels/kernels.json
+  fetch   fetches missing packages for the other commands
+  load    checks that the driver program loads and attaches under each kernel, and that igb's RSS table is
+          narrowed and restored (needs neither a card nor root)
+  run     runs all checks in all cells, kernel by driver (as root); prints a table, writes
+          out/kernels/kernels.json
 
-Exit status: 0 all is as it should be; 1 it is not. The environment: TIDEWALL, the program
-(target/release/tidewall); TIDEWALL_KERNELS, where what is fetched lies (target/kernels, 1 GB); CI=true
-lets `load` fail, not skip, where nothing can be fetched.
+Exit status: 0 all checks passed; 1 one failed. Environment: TIDEWALL, the program
+(target/release/tidewall); TIDEWALL_KERNELS, the folder of fetched packages (target/kernels, 1 GB);
+CI=true makes `load` fail, not skip, if nothing can be fetched.
 """
 
 import argparse
@@ -39,7 +40,7 @@ def archive(kernel):
 
 
 def load(kernel):
-    """One line on a kernel: does `tidewall` load and attach its driver program there?"""
+    """Prints one line per kernel: whether `tidewall` loads and attaches its driver program there."""
     release, began = kernel, time.monotonic()
     try:
         with Guest(FOLDER / "tools", FOLDER / kernel, archive(kernel), OUT / f"{kernel}-load.console") as guest:
@@ -55,7 +56,7 @@ def load(kernel):
 
 
 def rss(kernel):
-    """One line on a kernel: is the last queue taken out of igb's RSS table, and given back after SIGKILL?"""
+    """Prints one line per kernel: whether igb's RSS table loses its last queue, and regains it after SIGKILL."""
     began = time.monotonic()
     options = ("-netdev", "hubport,id=net0,hubid=0", "-device", "igb,netdev=net0,romfile=")
     try:
@@ -68,7 +69,7 @@ def rss(kernel):
 
 
 def card(driver):
-    """Makes the network outside, in a namespace of this process's own: QEMU's arguments for it."""
+    """Creates the outside network in a namespace of this process. Returns QEMU's arguments for it."""
     model, queues = checks.DRIVERS[driver]
     if ctypes.CDLL(None).unshare(0x40000000):  # CLONE_NEWNET
         raise Failed("no network namespace can be made: this needs root")
@@ -80,7 +81,7 @@ def card(driver):
 
 
 def prepare(cell):
-    """Addresses inside, a container where the cell has one, and the kernel's own services."""
+    """Sets up addresses in the guest, a container if the cell has one, and services on kernel sockets."""
     up = "echo 1 >/proc/sys/net/ipv6/conf/all/keep_addr_on_down; ip link set lo up; ip link set eth0 up"
     cell.run(up)
     if "container" in cell.driver:
@@ -95,7 +96,7 @@ def prepare(cell):
 
 
 def run(kernel, driver, wanted):
-    """Runs a cell's checks and says what each said."""
+    """Runs a cell's checks. Returns the result and text of each."""
     done = {"kernel": kernel, "driver": driver, "checks": []}
 
     def note(name, column, result, said, seconds=0.0):
@@ -108,7 +109,7 @@ def run(kernel, driver, wanted):
             result, said = "ok", function(*arguments)
         except checks.NotHere as reason:
             result, said = "not here", str(reason)
-        except Exception as reason:  # whatever goes wrong, statistics that cannot be read included
+        except Exception as reason:  # any error, including unreadable statistics
             result, said = "failed", str(reason) if isinstance(reason, Failed) else repr(reason)
             if name == "start" and driver in checks.WITHOUT_XDP and checks.REFUSED in said:
                 result, said = "refused", f"{said}; {cell.unchanged()}"
@@ -147,7 +148,7 @@ def run(kernel, driver, wanted):
 
 
 def table(cells):
-    """The results as a Markdown table, and below it for each check the first cell's reason."""
+    """Returns the results as a Markdown table, followed by the first cell's reason for each failed check."""
     lines = ["| kernel | driver | " + " | ".join(checks.COLUMNS) + " |", "|---" * (2 + len(checks.COLUMNS)) + "|"]
     reasons = {}
     for cell in cells:
@@ -167,8 +168,8 @@ def table(cells):
 
 
 def processes(function, tasks):
-    """What `function` returns for each task, each in a process of its own, JOBS at a time. With the process
-    the kernel ends its guest and its network namespace, however it ends."""
+    """Runs `function` on each task in a separate process, JOBS at a time. Returns the results. However a
+    process ends, the kernel ends its guest and its network namespace with it."""
     slots = multiprocessing.Semaphore(JOBS)
 
     def work(task, end):

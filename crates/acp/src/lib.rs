@@ -1,25 +1,29 @@
-//! Frames (ACP, docs/acp.md) over a kernel's TCP socket: for programs whose peer, or a
-//! switch on the way, speaks ACP, and which have no stack of their own.
+//! Frames (ACP, docs/acp.md) over a kernel TCP socket. For programs without their own
+//! stack whose peer, or a switch on the path, speaks ACP.
 //!
-//! Lives here: writing a frame so that the kernel's TCP keeps it in a segment of its
-//! own ([`FrameWriter`]), finding frames in a stream of bytes ([`FrameReader`]), both
-//! together ([`FrameStream`]). Does not live here: the format, which is
-//! `tidewall_wire::acp`, and sockets of a stack, which are `tidewall_socket::AcpStream`.
+//! Lives here:
+//! - [`FrameWriter`], which writes a frame so that the kernel's TCP keeps it in its own
+//!   segment;
+//! - [`FrameReader`], which finds frames in a stream of bytes;
+//! - [`FrameStream`], which combines both.
 //!
-//! The kernel knows nothing of frames; what keeps them whole is how they are written: each
-//! in one call with MSG_EOR, behind which nothing joins its segment, with TCP_NODELAY,
-//! and no longer than the segments of the connection are now beside SACK blocks. What is left to the
-//! operator, and what a switch on the way sees if it is not done:
+//! Does not live here: the format, which is `tidewall_wire::acp`, and sockets of a stack,
+//! which are `tidewall_socket::AcpStream`.
 //!
-//! - The device's segmentation (TSO, GSO) and the merging of what is received (GRO,
-//!   LRO) merge and cut segments at other places than frames: off, on the switch's way.
-//! - A window that stays smaller than the next frame is probed by Linux with a part of
-//!   it, once for each retransmission timeout: receive buffers are to be two segments or
-//!   more.
-//! - The path's MTU is not to become less while frames are on their way.
+//! The kernel knows nothing of frames; the way they are written keeps them whole. Each
+//! frame is written in one call with MSG_EOR, after which nothing joins its segment, and
+//! with TCP_NODELAY. It is no longer than the connection's segments are now beside SACK
+//! blocks. The operator must do the following, or a switch on the path sees cut frames:
 //!
-//! The kernel's SYN has no ACP option. A listener of a Tidewall stack takes it with
-//! `Framing::AcpUnconfirmed`; ends of this kind take each other for what they are.
+//! - Disable the device's segmentation (TSO, GSO) and the merging of received segments
+//!   (GRO, LRO) on the path to the switch. They merge and cut segments at places other
+//!   than frame boundaries.
+//! - Use receive buffers of two segments or more. Linux probes a window that stays
+//!   smaller than the next frame with a part of it, once per retransmission timeout.
+//! - Keep the path's MTU from shrinking while frames are in transit.
+//!
+//! The kernel's SYN has no ACP option. A listener of a Tidewall stack accepts it with
+//! `Framing::AcpUnconfirmed`; two ends of this kind accept each other without it.
 //!
 //! Read first: tcp(7), recv(2) and send(2) (MSG_EOR), `tidewall_wire::acp`.
 #![forbid(unsafe_code)]
@@ -37,9 +41,9 @@ use tidewall_sys::set_option;
 pub use reader::FrameReader;
 pub use writer::FrameWriter;
 
-/// A connection of frames over a kernel's TCP: both of its halves.
+/// Both halves of a connection of frames over a kernel TCP socket.
 ///
-/// It waits as its socket does; see [`FrameReader::receive`] and [`FrameWriter::send`]
+/// It blocks as its socket does; see [`FrameReader::receive`] and [`FrameWriter::send`]
 /// about a nonblocking one.
 #[derive(Debug)]
 pub struct FrameStream {
@@ -49,12 +53,12 @@ pub struct FrameStream {
 
 impl FrameStream {
     /// Connects. `maximum_segment` bounds segments of both directions, and so frames
-    /// (TCP_MAXSEG, 88 to 32,767 bytes): where a switch lies on the way, to what every
-    /// link behind it carries.
+    /// (TCP_MAXSEG, 88 to 32,767 bytes). With a switch on the path, it must be what every
+    /// link behind the switch carries.
     ///
     /// # Errors
-    /// What the kernel reports (ECONNREFUSED, ETIMEDOUT, EINVAL for a segment out of
-    /// range); the last one of several addresses.
+    /// The kernel's errors (ECONNREFUSED, ETIMEDOUT, EINVAL for a segment out of range);
+    /// the last one of several addresses.
     pub fn connect(address: impl ToSocketAddrs, maximum_segment: Option<u16>) -> io::Result<Self> {
         let mut failed = io::Error::from(io::ErrorKind::InvalidInput);
         for address in address.to_socket_addrs()? {
@@ -75,18 +79,18 @@ impl FrameStream {
         Err(failed)
     }
 
-    /// Takes a connection, accepted or otherwise made, over which nothing was sent or
+    /// Takes a connection, accepted or otherwise made, on which nothing was sent or
     /// received yet.
     ///
     /// # Errors
-    /// What the kernel reports of its options; ENFILE, EMFILE.
+    /// The kernel's errors about its options; ENFILE, EMFILE.
     pub fn new(stream: TcpStream) -> io::Result<Self> {
         let writer = FrameWriter::new(stream.try_clone()?)?;
         let reader = FrameReader::new(stream);
         Ok(Self { reader, writer })
     }
 
-    /// The connection, to be waited for, asked and set.
+    /// The underlying socket, for waiting, queries and options.
     pub fn socket(&self) -> &TcpStream {
         self.reader.get_ref()
     }
@@ -125,7 +129,7 @@ impl FrameStream {
 /// listener accepts (TCP_MAXSEG).
 ///
 /// # Errors
-/// EINVAL for a number that is out of the kernel's range.
+/// EINVAL for a value outside the kernel's range.
 pub fn limit_segments(socket: &impl AsFd, bytes: u16) -> io::Result<()> {
     set_option(
         socket.as_fd(),
@@ -135,7 +139,7 @@ pub fn limit_segments(socket: &impl AsFd, bytes: u16) -> io::Result<()> {
     )
 }
 
-/// Has small segments leave at once (TCP_NODELAY).
+/// Makes small segments leave at once (TCP_NODELAY).
 fn send_at_once(stream: &TcpStream) -> io::Result<()> {
     Ok(sockopt::set_tcp_nodelay(stream, true)?)
 }

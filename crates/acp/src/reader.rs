@@ -1,24 +1,24 @@
-//! Frames out of a stream of bytes.
+//! Reads frames from a stream of bytes.
 
 use std::io::{self, Read};
 
 use tidewall_wire::acp::{Error, HEADER_LEN, Header, Kind, PAYLOAD_MAX};
 
-/// The longest frame, and so what is read at a time at most.
+/// The longest frame, which is also the most that one read returns.
 const FRAME_MAX: usize = HEADER_LEN + PAYLOAD_MAX;
 
-/// Finds the frames in what a reader gives, wherever it was cut.
+/// Finds the frames in a reader's bytes, however they were cut.
 #[derive(Debug)]
 pub struct FrameReader<R> {
     inner: R,
-    /// What was read lies between `start` and `end`.
+    /// Bytes that were read lie between `start` and `end`.
     buffer: Vec<u8>,
     start: usize,
     end: usize,
 }
 
 impl<R: Read> FrameReader<R> {
-    /// Of bytes that begin with a frame's header.
+    /// Reads from `inner`, whose bytes begin with a frame's header.
     pub const fn new(inner: R) -> Self {
         Self {
             inner,
@@ -28,19 +28,19 @@ impl<R: Read> FrameReader<R> {
         }
     }
 
-    /// Where the bytes come from.
+    /// The source of the bytes.
     pub const fn get_ref(&self) -> &R {
         &self.inner
     }
 
-    /// The payload of the next frame, which may be empty; null frames are skipped.
-    /// `None` is the end, between two frames.
+    /// The payload of the next frame, which may be empty; null frames are skipped. `None`
+    /// is the end of the stream, between two frames.
     ///
     /// # Errors
-    /// `InvalidData` for what is no frame, with [`Error`] within, and every time from
-    /// then on; `UnexpectedEof` for an end within a frame. What the reader reports:
-    /// after `WouldBlock` or `TimedOut` the call is to be made again, and nothing is
-    /// lost.
+    /// `InvalidData` for bytes that are not a frame, with [`Error`] inside, and from then
+    /// on for every call. `UnexpectedEof` for an end within a frame. Otherwise the
+    /// reader's errors; after `WouldBlock` or `TimedOut` the call may be repeated, and
+    /// nothing is lost.
     pub fn receive(&mut self) -> io::Result<Option<&[u8]>> {
         loop {
             let read = self.buffer.get(self.start..self.end).unwrap_or_default();
@@ -65,7 +65,8 @@ impl<R: Read> FrameReader<R> {
         }
     }
 
-    /// Reads more behind what there is; there is room, since that is no whole frame.
+    /// Reads more bytes after the present ones. There is room, since those are not a
+    /// whole frame.
     fn fill(&mut self) -> io::Result<usize> {
         if self.buffer.is_empty() {
             self.buffer.resize(FRAME_MAX, 0);
@@ -98,7 +99,7 @@ mod tests {
     use super::*;
     use tidewall_wire::acp::Builder;
 
-    /// Gives a few bytes at a time, and between them nothing.
+    /// Returns a few bytes at a time, and between them nothing.
     struct Dripping<'a> {
         rest: &'a [u8],
         step: usize,
@@ -151,7 +152,7 @@ mod tests {
         for step in [1, 2, 5, 1000, usize::MAX] {
             assert_eq!(all(&buffer, step), (expected.clone(), None), "{step}");
         }
-        // An end within a frame is none.
+        // An end within a frame is not an end of the stream.
         let (frames, error) = all(&buffer[..length - 1], 1000);
         assert_eq!(frames, expected[..3]);
         assert_eq!(error, Some(io::ErrorKind::UnexpectedEof));

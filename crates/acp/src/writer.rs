@@ -1,4 +1,4 @@
-//! Frames into segments of their own.
+//! Writes frames into their own segments.
 
 use std::io::{self, IoSlice};
 use std::net::TcpStream;
@@ -9,30 +9,31 @@ use tidewall_wire::acp::{HEADER_LEN, Header};
 
 use crate::send_at_once;
 
-/// What a segment carries wherever the path's MTU goes: Linux takes none below 552 bytes
-/// for IPv4 (`net.ipv4.route.min_pmtu`; for IPv6 1,280), less the headers with timestamps
-/// and SACK blocks.
+/// Payload of a segment at any path MTU. Linux accepts no MTU below 552 bytes for IPv4
+/// (`net.ipv4.route.min_pmtu`; for IPv6 1,280), less the headers with timestamps and SACK
+/// blocks.
 const SEGMENT_SURE: usize = 500 - SACK_MAX;
-/// What Linux takes of a segment's room for SACK blocks while it holds data out of order
-/// (four blocks, RFC 2018); TCP_MAXSEG does not say so. A longer frame would be cut then.
+/// Space that Linux takes from a segment for SACK blocks while it holds data out of order
+/// (four blocks, RFC 2018). TCP_MAXSEG does not report it, and a longer frame would be
+/// cut then.
 const SACK_MAX: usize = 4 + 4 * 8;
 
-/// The sending half of a connection of frames over a kernel's TCP.
+/// The sending half of a connection of frames over a kernel TCP socket.
 #[derive(Debug)]
 pub struct FrameWriter {
     stream: TcpStream,
-    /// A segment carries so much for sure, so that shorter ones need no question to the
-    /// kernel; zero until one was sent, as only then the peer's limit is known.
+    /// A segment size that is certain, so that shorter frames need no system call. Zero
+    /// until a frame was sent, since only then is the peer's limit known.
     sure: usize,
-    /// What the kernel did not take of the last frame.
+    /// The part of the last frame that the kernel did not accept.
     rest: Vec<u8>,
 }
 
 impl FrameWriter {
-    /// Of a connection over which nothing was sent yet; sets TCP_NODELAY.
+    /// Takes a connection on which nothing was sent yet; sets TCP_NODELAY.
     ///
     /// # Errors
-    /// What the kernel reports.
+    /// The kernel's errors.
     pub fn new(stream: TcpStream) -> io::Result<Self> {
         send_at_once(&stream)?;
         Ok(Self {
@@ -47,12 +48,12 @@ impl FrameWriter {
         &self.stream
     }
 
-    /// The most payload of a frame now, in bytes: what a segment carries beside SACK blocks
-    /// (`tcpi_snd_mss`, which reading TCP_MAXSEG gives, too, less 36 bytes), less the
-    /// header.
+    /// The largest payload of a frame now, in bytes: a segment beside SACK blocks, less
+    /// the frame's header. The segment is `tcpi_snd_mss`, which reading TCP_MAXSEG also
+    /// returns, less 36 bytes.
     ///
     /// # Errors
-    /// What the kernel reports.
+    /// The kernel's errors.
     pub fn frame_max(&self) -> io::Result<usize> {
         let segment = option(&self.stream, libc::IPPROTO_TCP, libc::TCP_MAXSEG)?;
         let frame = |bytes: usize| bytes.saturating_sub(SACK_MAX + HEADER_LEN);
@@ -63,9 +64,9 @@ impl FrameWriter {
     ///
     /// # Errors
     /// EMSGSIZE for more than [`FrameWriter::frame_max`]; EPIPE, without a signal;
-    /// `WouldBlock` on a nonblocking connection when nothing of it was taken. Should the
-    /// kernel take a part only, the frame counts as sent, and its rest leaves before
-    /// anything else: with the next call, or [`FrameWriter::flush`].
+    /// `WouldBlock` on a nonblocking connection that accepted none of it. If the kernel
+    /// accepts only a part, the frame counts as sent. Its rest leaves before anything
+    /// else: with the next call, or [`FrameWriter::flush`].
     pub fn send(&mut self, payload: &[u8]) -> io::Result<()> {
         let header = Header::data(payload.len()).ok_or_else(too_long)?;
         let most = self.segment_max(header.size())?;
@@ -77,12 +78,13 @@ impl FrameWriter {
         self.segment([&bytes, payload], most)
     }
 
-    /// Sends these frames, which have their headers, as many in each segment as it
-    /// carries, until the kernel takes no more: how many bytes that were, for the call
-    /// with the others.
+    /// Sends frames that already have their headers, as many per segment as fit, until
+    /// the kernel accepts no more. Returns the number of bytes sent; the caller passes
+    /// the others to the next call.
     ///
     /// # Errors
-    /// As [`FrameWriter::send`]; EMSGSIZE also where no whole frame begins the bytes.
+    /// As [`FrameWriter::send`]; EMSGSIZE also if the bytes do not begin with a whole
+    /// frame.
     pub fn send_frames(&mut self, frames: &[u8]) -> io::Result<usize> {
         self.flush()?;
         let most = self.segment_max(frames.len())?;
@@ -106,7 +108,7 @@ impl FrameWriter {
         }
     }
 
-    /// What a segment carries at least: `wanted` bytes, or as much as there is to know.
+    /// The size of a segment, at least: `wanted` bytes, or as much as is known.
     fn segment_max(&self, wanted: usize) -> io::Result<usize> {
         if wanted <= self.sure {
             return Ok(self.sure);
@@ -114,8 +116,8 @@ impl FrameWriter {
         Ok(self.frame_max()? + HEADER_LEN)
     }
 
-    /// Sends what fills a segment or less of it, in one call; a part that the kernel does
-    /// not take is kept. `most`: what a segment carries.
+    /// Sends at most a segment in one call; a part that the kernel does not accept is
+    /// kept. `most` is the size of a segment.
     fn segment(&mut self, pieces: [&[u8]; 2], most: usize) -> io::Result<()> {
         let taken = self.write(&pieces.map(IoSlice::new))?;
         self.sure = most.min(SEGMENT_SURE);
@@ -127,7 +129,7 @@ impl FrameWriter {
         }
     }
 
-    /// Sends what the kernel did not take of the last frame.
+    /// Sends the part of the last frame that the kernel did not accept.
     ///
     /// # Errors
     /// As [`FrameWriter::send`].
@@ -139,13 +141,13 @@ impl FrameWriter {
         Ok(())
     }
 
-    /// True while [`FrameWriter::flush`] has something to do.
+    /// True while [`FrameWriter::flush`] has data to send.
     pub const fn has_rest(&self) -> bool {
         !self.rest.is_empty()
     }
 
-    /// As much as the kernel takes at once; behind the end of it nothing joins its
-    /// segment.
+    /// Writes as much as the kernel accepts at once; nothing joins the segment after its
+    /// end.
     fn write(&self, pieces: &[IoSlice<'_>]) -> io::Result<usize> {
         let flags = SendFlags::EOR | SendFlags::NOSIGNAL;
         let mut ancillary = SendAncillaryBuffer::default();
@@ -158,7 +160,7 @@ impl FrameWriter {
     }
 }
 
-/// The frames that begin these bytes, as many as `most` bytes hold.
+/// The leading whole frames, as many as fit into `most` bytes.
 fn whole_frames(frames: &[u8], most: usize) -> &[u8] {
     let mut length = 0;
     while let Some(header) = frames.get(length..).and_then(<[u8]>::first_chunk) {

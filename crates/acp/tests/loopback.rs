@@ -1,4 +1,4 @@
-//! Two ends over the kernel's TCP, on loopback.
+//! Two ends over the kernel's TCP on loopback.
 
 use std::io::{self, Write};
 use std::net::{Ipv4Addr, Shutdown, TcpListener};
@@ -8,7 +8,7 @@ use std::time::Duration;
 use tidewall_acp::{FrameStream, limit_segments};
 use tidewall_wire::acp::Header;
 
-/// Nothing here takes so long.
+/// Longer than anything here takes.
 const TIMEOUT: Duration = Duration::from_secs(10);
 
 fn connected(maximum_segment: Option<u16>) -> (FrameStream, FrameStream) {
@@ -116,7 +116,7 @@ fn a_nonblocking_end_keeps_frames_whole_when_there_is_no_room() {
         assert_eq!(server.receive().unwrap(), Some(&b"the end"[..]));
         assert_eq!(server.receive().unwrap(), None);
     });
-    // What was left of the last one leaves first.
+    // The rest of the last frame leaves first.
     client.send(b"the end").unwrap();
     drop(client);
     reading.join().unwrap();

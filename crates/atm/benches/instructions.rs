@@ -1,4 +1,4 @@
-//! Instructions of what a switch of cells does for each cell, and for each PDU in a frame.
+//! Instructions that a switch of cells spends per cell, and per PDU in a frame.
 
 use std::hint::black_box;
 use std::process::ExitCode;
@@ -15,7 +15,7 @@ const SCENARIOS: [Scenario; 4] = [
     ("a PDU of 31 cells in its frame", in_place),
 ];
 
-/// What an Ethernet MTU of 1,500 bytes has room for.
+/// Cells that fit into an Ethernet MTU of 1,500 bytes.
 const CELLS: u16 = 28;
 const IN_FRAME: usize = 31;
 
@@ -79,7 +79,7 @@ fn frame(number: u16) -> Vec<u8> {
     bytes
 }
 
-/// Packets in and out, of so many cells each.
+/// Passes packets in and out, of this many cells each.
 fn switched(counter: &mut Counter, to: Mode, cells: u16, make: impl Fn(u16) -> Vec<u8>) {
     let from = if cells == CELLS { mode() } else { Mode::Frame };
     let mut switch = switch(from, to);

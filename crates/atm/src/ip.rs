@@ -1,19 +1,21 @@
-//! A logical IP subnetwork over circuits (RFC 2225): which circuit a packet goes by, and who
-//! is at the other end of each.
+//! A logical IP subnetwork over circuits (RFC 2225): the circuit of each packet, and the
+//! neighbour at the other end of each circuit.
 //!
-//! A permanent circuit has a neighbour that was said, or that InATMARP finds: a request goes
-//! out when the circuit is added and each three seconds until it is answered, and each 15
-//! minutes from then on; 20 minutes without an answer and the neighbour is forgotten (the ages
-//! that RFC 2225 gives the tables of clients and servers). Packets to a neighbour go by its
-//! circuit, others by that of the neighbour that the longest matching route names.
+//! A permanent circuit has a configured neighbour, or one that InATMARP finds. A request
+//! is sent when the circuit is added, then every three seconds until it is answered, and
+//! every 15 minutes from then on. After 20 minutes without an answer the neighbour is
+//! forgotten (the ages that RFC 2225 gives the tables of clients and servers). Packets to
+//! a neighbour use its circuit. Others use that of the neighbour named by the longest
+//! matching route.
 //!
-//! With an ATMARP server circuits are set up by calls (`calls`): the client calls the server and
-//! registers there, asks it for a neighbour's number, calls that, and releases what is idle.
+//! With an ATMARP server circuits are set up by calls (`calls`). The client calls the
+//! server and registers there. It asks the server for a neighbour's number, calls that,
+//! and releases idle circuits.
 //!
-//! InATMARP finds hosts of the interface's own subnetwork alone, so that nobody at the end of a
-//! circuit takes what a route has go by another. ATMARP requests are answered for the
-//! interface's own address and, by a server, for every neighbour that has said its ATM address,
-//! by its own circuit and of itself.
+//! InATMARP finds only hosts of the interface's own subnetwork, so that no host at the
+//! end of a circuit takes packets that a route sends by another. ATMARP requests for the
+//! interface's own address are answered. A server also answers for every neighbour that
+//! has reported its own ATM address by its own circuit.
 
 mod calls;
 pub mod segments;
@@ -34,7 +36,7 @@ use calls::{Server, Wanted};
 /// Time since any fixed moment.
 pub type Time = Duration;
 
-/// The MTU of IP over ATM unless both ends say otherwise (RFC 2225 §7), bytes.
+/// The MTU of IP over ATM unless both ends agree otherwise (RFC 2225 §7), bytes.
 pub const MTU_DEFAULT: u16 = 9180;
 /// Bytes of the LLC header before each packet.
 pub const HEADER_LEN: usize = llc::HEADER_LEN;
@@ -42,56 +44,57 @@ pub const HEADER_LEN: usize = llc::HEADER_LEN;
 const RETRY: Duration = Duration::from_secs(3);
 const REFRESH: Duration = Duration::from_secs(15 * 60);
 const LIFETIME: Duration = Duration::from_secs(20 * 60);
-/// Answers and requests that wait to be sent, at most.
+/// Maximum number of answers and requests that wait to be sent.
 const WAITING_MAX: usize = 256;
 
-/// Who the interface is.
+/// Configuration of the interface.
 #[derive(Clone, Copy, Debug)]
 pub struct Config {
     /// Its address.
     pub address: Ipv4Addr,
-    /// Bits of the subnetwork's prefix, 0 to 32: InATMARP finds neighbours in it alone.
+    /// Bits of the subnetwork's prefix, 0 to 32: InATMARP finds only neighbours in it.
     pub prefix_len: u8,
-    /// Its ATM address; [`Number::None`] where it has permanent circuits alone.
+    /// Its ATM address; [`Number::None`] if it has only permanent circuits.
     pub number: Number,
     /// It answers ATMARP requests for others.
     pub server: bool,
-    /// The server that is asked for others; `None` where nobody is called.
+    /// The server to ask for neighbours; `None` if no calls are made.
     pub asks: Option<Nsap>,
-    /// How long a circuit of a call is kept that carries no packet.
+    /// How long a call's circuit is kept without a packet.
     pub idle: Duration,
 }
 
-/// What happened, packets.
+/// Counters, in packets.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Counters {
-    /// IPv4 packets that came.
+    /// IPv4 packets received.
     pub received: u64,
-    /// Packets of ATMARP and InATMARP that came and were understood.
+    /// Valid ATMARP and InATMARP packets received.
     pub arp: u64,
-    /// Dropped: neither a whole IPv4 packet nor a sound one of ATMARP behind a header of RFC
-    /// 2684.
+    /// Dropped: neither a complete IPv4 packet nor a valid ATMARP packet behind a header
+    /// of RFC 2684.
     pub malformed: u64,
-    /// Not believed: an address that is our own, another circuit's, of no host of the
-    /// subnetwork, or not the one that was said of the circuit.
+    /// Rejected addresses: our own, another circuit's, of no host of the subnetwork, or
+    /// not the one configured for the circuit.
     pub conflicts: u64,
     /// Dropped: no circuit leads to the destination.
     pub no_circuit: u64,
-    /// Answers that were not given, as too many waited.
+    /// Answers not sent, as too many waited.
     pub unanswered: u64,
 }
 
 #[derive(Clone, Copy, Debug)]
 struct Peer {
     address: Option<Ipv4Addr>,
-    /// Its ATM address, as it said.
+    /// Its ATM address, as reported by itself.
     number: Number,
-    /// It was said, and stays.
+    /// It is configured, and stays.
     fixed: bool,
-    /// When InATMARP asks next, and when what it found is forgotten.
+    /// When InATMARP asks next, and when its result is forgotten.
     asks: Time,
     expires: Time,
-    /// A call set it up: to or from whom, where that is known, and when it last carried a packet.
+    /// Set if a call set it up: the other end's number, if known, and the time of its
+    /// last packet.
     call: Option<(Option<Nsap>, Time)>,
 }
 
@@ -102,14 +105,14 @@ pub struct Neighbour {
     pub circuit: Circuit,
     /// Its address; `None` while it is not known.
     pub address: Option<Ipv4Addr>,
-    /// Said, not found by InATMARP.
+    /// Configured, not found by InATMARP.
     pub fixed: bool,
 }
 
-/// Why a circuit or a route is not added.
+/// The reason why a circuit or a route is not added.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum AddError {
-    /// It is there already.
+    /// It already exists.
     #[error("the circuit is there already")]
     Circuit,
     /// Another circuit leads to that neighbour, or it is the interface's own address.
@@ -131,25 +134,25 @@ pub struct Subnetwork {
     routes: Vec<(Ipv4Addr, u8, Ipv4Addr)>,
     waiting: VecDeque<(Circuit, Packet)>,
     server: Option<Server>,
-    /// Neighbours that are asked for or called.
+    /// Neighbours being resolved or called.
     wanted: BTreeMap<Ipv4Addr, Wanted>,
     actions: VecDeque<Action>,
     counters: Counters,
 }
 
-/// By which way a packet goes.
+/// The way of a packet.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Way {
     /// By this circuit.
     By(Circuit),
-    /// By one that is being set up.
+    /// By one being set up.
     Soon,
-    /// By none, which is counted.
+    /// None; this is counted.
     None,
 }
 
 impl Subnetwork {
-    /// Without a circuit.
+    /// Starts without a circuit.
     #[must_use]
     pub fn new(config: Config) -> Self {
         Self {
@@ -165,7 +168,7 @@ impl Subnetwork {
         }
     }
 
-    /// Adds a circuit, to this neighbour or to whom InATMARP finds.
+    /// Adds a circuit, to this neighbour or to the one that InATMARP finds.
     ///
     /// # Errors
     /// [`AddError`].
@@ -197,7 +200,7 @@ impl Subnetwork {
         Ok(())
     }
 
-    /// Has packets to a prefix go to a neighbour.
+    /// Routes packets for a prefix to a neighbour.
     ///
     /// # Errors
     /// [`AddError::Prefix`].
@@ -215,7 +218,7 @@ impl Subnetwork {
         Ok(())
     }
 
-    /// The way that a packet to this address goes; who is not known is asked for, and called.
+    /// The way of a packet to this address; an unknown neighbour is resolved, and called.
     pub fn way(&mut self, now: Time, destination: Ipv4Addr) -> Way {
         let known = self.neighbours.get(&destination).copied();
         let known = known.map(|circuit| (destination, Some(circuit)));
@@ -239,7 +242,7 @@ impl Subnetwork {
         Way::None
     }
 
-    /// A payload has come by a circuit. Returns the IPv4 packet in it.
+    /// Processes a payload received on a circuit. Returns the IPv4 packet in it.
     pub fn received<'a>(
         &mut self,
         now: Time,
@@ -248,7 +251,8 @@ impl Subnetwork {
     ) -> Option<&'a [u8]> {
         self.used(now, circuit);
         match Payload::parse(payload) {
-            // What is no IPv4 would be IPv6 to a kernel that looks at the first bits.
+            // A kernel that looks at the first bits would take anything but IPv4 for
+            // IPv6.
             Ok(Payload::Routed(EtherType::IPV4, bytes)) => match ipv4::Packet::new(bytes) {
                 Ok(packet) => {
                     self.counters.received += 1;
@@ -288,7 +292,7 @@ impl Subnetwork {
                 let known = asked.filter(|_| self.config.server);
                 let known = known.and_then(|address| self.number(address));
                 match (asked, known) {
-                    // A client says who it is (RFC 2225 §8.4.1).
+                    // A client registers (RFC 2225 §8.4.1).
                     (Some(address), _)
                         if self.config.server && packet.source.address == Some(address) =>
                     {
@@ -309,7 +313,7 @@ impl Subnetwork {
                         };
                         self.put(circuit, Operation::Reply, source, packet.source);
                     }
-                    // As it came, but for the operation (RFC 2225: ARP_NAK).
+                    // As it arrived, except for the operation (RFC 2225: ARP_NAK).
                     (Some(_), None) if self.config.server => {
                         self.put(circuit, Operation::Unknown, packet.source, packet.target);
                     }
@@ -321,7 +325,7 @@ impl Subnetwork {
         }
     }
 
-    /// Takes who says to be at the end of a circuit; false where that cannot be.
+    /// Accepts the reported other end of a circuit; false if it is impossible.
     fn learn(&mut self, now: Time, circuit: Circuit, source: &Party) -> bool {
         let Some(peer) = self.circuits.get_mut(&circuit) else {
             return false;
@@ -363,7 +367,7 @@ impl Subnetwork {
         true
     }
 
-    /// Keeps a neighbour's ATM address, if that is what the other end of the circuit says of
+    /// Keeps a neighbour's ATM address, if the other end of the circuit reports it about
     /// itself.
     fn hear(&mut self, circuit: Circuit, source: &Party) {
         if let Some(peer) = self.circuits.get_mut(&circuit)
@@ -394,7 +398,7 @@ impl Subnetwork {
         self.waiting.push_back((circuit, packet));
     }
 
-    /// The next payload that is to be sent, and by which circuit.
+    /// The next payload to be sent, and its circuit.
     pub fn poll_transmit(&mut self) -> Option<(Circuit, Vec<u8>)> {
         let (circuit, packet) = self.waiting.pop_front()?;
         let mut bytes = vec![0; HEADER_LEN + arp::MAX_LEN];
@@ -404,7 +408,7 @@ impl Subnetwork {
         Some((circuit, bytes))
     }
 
-    /// When [`Subnetwork::handle_timeout`] is to be called next.
+    /// Time at which [`Subnetwork::handle_timeout`] must be called next.
     #[must_use]
     pub fn poll_timeout(&self) -> Option<Time> {
         let found = self.circuits.values().filter(|peer| !peer.fixed);
@@ -412,7 +416,7 @@ impl Subnetwork {
         asks.into_iter().chain(self.calls_due()).min()
     }
 
-    /// Asks for neighbours, and forgets those who have not answered for long.
+    /// Asks for neighbours, and forgets those that have not answered for long.
     pub fn handle_timeout(&mut self, now: Time) {
         let own = Party {
             number: self.config.number,
@@ -442,7 +446,7 @@ impl Subnetwork {
         self.handle_calls(now);
     }
 
-    /// All circuits and who is at their ends.
+    /// All circuits and their neighbours.
     pub fn neighbours(&self) -> impl Iterator<Item = Neighbour> {
         self.circuits.iter().map(|(circuit, peer)| Neighbour {
             circuit: *circuit,
@@ -451,7 +455,7 @@ impl Subnetwork {
         })
     }
 
-    /// What happened.
+    /// The counters.
     #[must_use]
     pub const fn counters(&self) -> Counters {
         self.counters
@@ -466,7 +470,7 @@ fn masked(address: Ipv4Addr, length: u8) -> Ipv4Addr {
 
 impl Config {
     /// True for an address that another host of the subnetwork can have: not that of the
-    /// subnetwork, nor its broadcast address where there are such (RFC 3021).
+    /// subnetwork, nor its broadcast address if there are such (RFC 3021).
     fn is_neighbour(&self, address: Ipv4Addr) -> bool {
         let length = self.prefix_len.min(32);
         let host_bits = u32::MAX.checked_shr(u32::from(length)).unwrap_or(0);

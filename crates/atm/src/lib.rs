@@ -1,8 +1,8 @@
-//! Virtual circuits without I/O, clocks, threads or randomness: cells and a time go in,
-//! payloads come out; requests and messages go in, calls and messages come out.
+//! Virtual circuits without I/O, clocks, threads or randomness. Cells and a time go in,
+//! payloads come out. Requests and messages go in, calls and messages come out.
 //!
-//! What may not live here: sockets, devices, anything that waits; a panic that a cell, a
-//! peer or a caller's mistake can reach; memory without a limit.
+//! Must not live here: sockets, devices, anything that waits, memory without a limit. A
+//! cell, a peer or a caller's mistake must not be able to cause a panic.
 //!
 //! ```text
 //! cells, frames ─► reassembly ─► payloads
@@ -13,10 +13,10 @@
 //! payloads ─► rate ─► when each may go
 //! ```
 //!
-//! Read first: ITU-T I.363.5 (AAL5), Q.2110 and Q.2130 (the link), Q.2931 and UNI 3.1 (calls),
-//! and the map of `tidewall_wire::atm`.
+//! Read first: ITU-T I.363.5 (AAL5), Q.2110 and Q.2130 (the link), Q.2931 and UNI 3.1
+//! (calls), and the map of `tidewall_wire::atm`.
 #![forbid(unsafe_code)]
-// Frames and peers reach this code: a panic here would be theirs to cause.
+// Frames and peers reach this code: they could trigger any panic here.
 #![cfg_attr(
     not(test),
     deny(

@@ -1,30 +1,30 @@
-//! A constant cell rate kept by its sender: the leaky bucket of I.371 and UNI 3.1 §3.6.2.4.1,
-//! the generic cell rate algorithm, in its form of virtual scheduling, of whole PDUs.
+//! A constant cell rate enforced by its sender, for whole PDUs. It is the leaky bucket of
+//! I.371 and UNI 3.1 §3.6.2.4.1, the generic cell rate algorithm, in its virtual
+//! scheduling form.
 
 use std::time::Duration;
 
 use crate::reassembly::Time;
 
-/// The highest rate that a traffic descriptor has a place for (Q.2931 §4.5.6): 24 bits.
+/// The highest rate that fits into a traffic descriptor (Q.2931 §4.5.6): 24 bits.
 pub const RATE_MAX: u32 = 0xff_ffff;
 
-/// Says when each PDU may go, so that its cells keep to a peak rate.
+/// Decides when each PDU may go, so that its cells keep to a peak rate.
 ///
 /// The cells of one PDU go together; the next PDU goes when they would have ended at the
-/// rate. Time in which nothing was sent is not made up for, but for what the tolerance
-/// allows.
+/// rate. Unused time is not made up for, except within the tolerance.
 #[derive(Clone, Copy, Debug)]
 pub struct Bucket {
-    /// Cells a second, 1 to [`RATE_MAX`].
+    /// Cells per second, 1 to [`RATE_MAX`].
     rate: u32,
     tolerance: Duration,
-    /// The theoretical arrival time: when the cells so far have ended at the rate.
+    /// The theoretical arrival time: when the cells so far end at the rate.
     end: Time,
 }
 
 impl Bucket {
-    /// An empty bucket of a rate in cells a second, brought into 1 to [`RATE_MAX`]. A PDU may
-    /// be early by `tolerance` (the cell delay variation tolerance).
+    /// An empty bucket of a rate in cells per second, clamped to 1 to [`RATE_MAX`]. A PDU
+    /// may be early by `tolerance` (the cell delay variation tolerance).
     #[must_use]
     pub fn new(rate: u32, tolerance: Duration) -> Self {
         Self {
@@ -34,16 +34,16 @@ impl Bucket {
         }
     }
 
-    /// When the next PDU may go; it may now if that is not later.
+    /// When the next PDU may go; now, if that is not later.
     #[must_use]
     pub fn next(&self) -> Time {
         self.end.saturating_sub(self.tolerance)
     }
 
-    /// A PDU of so many cells goes now, which [`Bucket::next`] allows.
+    /// Records that a PDU of `cells` cells goes now, as [`Bucket::next`] permits.
     pub fn take(&mut self, now: Time, cells: usize) {
         let cells = u64::try_from(cells).unwrap_or(u64::MAX);
-        // Rounded up, so that the rate is kept in the long run.
+        // Rounded up, so that the rate holds in the long run.
         let nanoseconds = cells
             .saturating_mul(1_000_000_000)
             .div_ceil(self.rate.into());
@@ -89,9 +89,9 @@ mod tests {
     }
 
     proptest! {
-        /// Whoever sends as soon as may be, at whatever times it looks: from any PDU on, the
-        /// cells before another are no more than the rate has in the time between, and the
-        /// tolerance and that PDU's own.
+        /// A sender sends as soon as it may, whenever it looks. From any PDU on, the
+        /// cells before another are bounded by the rate in the time between, plus the
+        /// tolerance and that PDU's own cells.
         #[test]
         fn no_time_has_more_cells_than_the_rate(
             rate in 1u32..1_000_000,

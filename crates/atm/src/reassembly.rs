@@ -1,12 +1,13 @@
 //! AAL5 at a receiver: cells and parts of frames in, payloads out (I.363.5 §9.2), within
 //! limits.
 //!
-//! A circuit has one PDU under way at most, of no more than the circuit's longest. What all
-//! of them hold has a limit: above three quarters of it no PDU is begun (*early packet
-//! discard*, Romanow and Floyd, JSAC 1995), at the limit the PDU that needs more is given
-//! up, and in both cases its further cells are passed over to its last. A PDU that has not
-//! ended after [`Limits::timeout`] is given up at the next cell of any circuit, or by
-//! [`Reassembly::expire`], so that cells without an end hold memory for no longer.
+//! A circuit has at most one PDU in progress, of no more than the circuit's longest. The
+//! total memory of all of them is limited. Above three quarters of the limit no PDU is
+//! begun (*early packet discard*, Romanow and Floyd, JSAC 1995). At the limit the PDU
+//! that needs more is given up. In both cases its further cells are skipped to its last.
+//! A PDU that has not ended after [`Limits::timeout`] is given up at the next cell of any
+//! circuit, or by [`Reassembly::expire`]. So cells without an end hold memory for no
+//! longer.
 
 use std::collections::{BTreeSet, HashMap};
 use std::mem;
@@ -18,22 +19,22 @@ use tidewall_wire::atm::{CELL_PAYLOAD_LEN, Circuit, PayloadType};
 /// Time since any fixed moment.
 pub type Time = Duration;
 
-/// Buffers of ended PDUs that are kept for the next ones.
+/// Buffers of ended PDUs kept for the next ones.
 const KEPT: usize = 64;
 
-/// What a [`Reassembly`] may hold.
+/// Limits of a [`Reassembly`].
 #[derive(Clone, Copy, Debug)]
 pub struct Limits {
-    /// Bytes of all PDUs under way, in memory for whole cells.
+    /// Bytes of all PDUs in progress, in memory for whole cells.
     pub memory: usize,
-    /// Circuits open at a time.
+    /// Circuits open at one time.
     pub circuits: usize,
-    /// Time from a PDU's first cell in which its last must come.
+    /// Time from a PDU's first cell within which its last must arrive.
     pub timeout: Duration,
 }
 
 impl Default for Limits {
-    /// 4 MiB, 10,000 circuits, a second.
+    /// 4 MiB, 10,000 circuits, one second.
     fn default() -> Self {
         Self {
             memory: 4 << 20,
@@ -43,13 +44,13 @@ impl Default for Limits {
     }
 }
 
-/// Why cells did not become a payload.
+/// The reason why cells did not become a payload.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 #[non_exhaustive]
 pub enum DropReason {
     /// No such circuit is open.
     NoCircuit,
-    /// Not a user's cell: OAM or resource management.
+    /// Not a user cell: OAM or resource management.
     NotUser,
     /// The PDU would be longer than the circuit's longest.
     TooLong,
@@ -61,11 +62,11 @@ pub enum DropReason {
     Rest,
     /// The CRC-32 does not match.
     Crc,
-    /// The length needs another number of cells, or the common part indicator is not 0.
+    /// The length implies another number of cells, or the common part indicator is not 0.
     Trailer,
     /// The sender gave the PDU up.
     Aborted,
-    /// The last cell did not come in time.
+    /// The last cell did not arrive in time.
     TimedOut,
 }
 
@@ -102,39 +103,39 @@ impl DropReason {
     }
 }
 
-/// Why a circuit is not opened.
+/// The reason why a circuit is not opened.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum OpenError {
-    /// It is open already (EADDRINUSE).
+    /// It is already open (EADDRINUSE).
     #[error("the circuit is in use")]
     InUse,
-    /// As many are open as may be (ENOBUFS).
+    /// The maximum number is open (ENOBUFS).
     #[error("as many circuits are open as may be")]
     TooMany,
 }
 
-/// What one circuit has under way.
+/// The PDU in progress of one circuit.
 #[derive(Debug)]
 struct Partial {
     /// The longest PDU, in bytes of whole cells.
     pdu_max: usize,
     bytes: Vec<u8>,
     crc: Crc32,
-    /// When the first cell came; meant while `bytes` has any.
+    /// Arrival of the first cell; valid while `bytes` is not empty.
     began: Time,
-    /// Cells are passed over up to the PDU's last.
+    /// Cells are skipped up to the PDU's last.
     discarding: bool,
 }
 
-/// PDUs of many circuits from their cells.
+/// Reassembles PDUs of many circuits from their cells.
 #[derive(Debug)]
 pub struct Reassembly {
     limits: Limits,
     circuits: HashMap<Circuit, Partial>,
-    /// Circuits with cells under way, the oldest first.
+    /// Circuits with cells in progress, oldest first.
     under_way: BTreeSet<(Time, Circuit)>,
     held: usize,
-    /// The PDU that was handed out last.
+    /// The PDU returned last.
     whole: Vec<u8>,
     kept: Vec<Vec<u8>>,
     dropped: [u64; DropReason::ALL.len()],
@@ -142,7 +143,7 @@ pub struct Reassembly {
 }
 
 impl Reassembly {
-    /// Without any circuit.
+    /// Starts without any circuit.
     #[must_use]
     pub fn new(limits: Limits) -> Self {
         Self {
@@ -157,8 +158,8 @@ impl Reassembly {
         }
     }
 
-    /// Opens a circuit whose payloads have `payload_max` bytes at most; more than 65,535
-    /// cannot come and mean 65,535.
+    /// Opens a circuit whose payloads have `payload_max` bytes at most; larger values
+    /// mean 65,535, the maximum.
     ///
     /// # Errors
     /// [`OpenError`].
@@ -180,7 +181,7 @@ impl Reassembly {
         Ok(())
     }
 
-    /// Closes a circuit, with what it has under way. False where it is not open.
+    /// Closes a circuit, and discards its PDU in progress. False if it is not open.
     pub fn close(&mut self, circuit: Circuit) -> bool {
         let Some(partial) = self.circuits.remove(&circuit) else {
             return false;
@@ -193,7 +194,7 @@ impl Reassembly {
         true
     }
 
-    /// A cell has come. Returns the PDU whose last it is.
+    /// Processes a received cell. Returns the PDU that it completes.
     ///
     /// # Errors
     /// [`DropReason`], counted.
@@ -210,8 +211,8 @@ impl Reassembly {
         self.part(now, circuit, payload, payload_type.is_last())
     }
 
-    /// Whole cells' payloads have come, `last` if the PDU's last is the last of them: a
-    /// frame of a pseudowire. A PDU in one frame is read where it lies.
+    /// Processes payloads of whole cells, a frame of a pseudowire; `last` if they include
+    /// the PDU's last cell. A PDU in one frame is read where it lies.
     ///
     /// # Errors
     /// [`DropReason`], counted.
@@ -246,13 +247,14 @@ impl Reassembly {
         }
     }
 
-    /// Counts a PDU that its owner has read where it lies, and refused.
+    /// Counts a PDU that its owner has read where it lies, and rejected.
     pub fn refused(&mut self, error: aal5::Error) -> DropReason {
         self.count(reason(error))
     }
 
-    /// Adds the cells to what is under way. At the last: `Some(None)` where the PDU is the
-    /// part itself, and else the CRC of all but its last cell, with the PDU in `whole`.
+    /// Adds the cells to the PDU in progress. At the last cell, returns `Some(None)` if
+    /// the PDU is this part itself. Otherwise returns the CRC of all but its last cell,
+    /// with the PDU in `whole`.
     fn take(
         &mut self,
         now: Time,
@@ -265,10 +267,10 @@ impl Reassembly {
             return Err(DropReason::NoCircuit);
         };
         if bytes.is_empty() && !last {
-            // Of no cell: nothing begins by it.
+            // No cell: nothing begins with it.
             return Ok(None);
         }
-        // The last cell may have been lost: what comes much later is another PDU.
+        // The last cell may have been lost: a much later cell belongs to another PDU.
         partial.discarding &= now.saturating_sub(partial.began) < self.limits.timeout;
         if partial.discarding {
             partial.discarding = !last;
@@ -320,9 +322,9 @@ impl Reassembly {
         Ok(Some(Some(crc)))
     }
 
-    /// Gives up PDUs whose time is over. Each cell that comes does so, too. The next cell
-    /// begins a PDU: the last one of the old was lost, most likely. If it was not, what is
-    /// left of the old fails its CRC.
+    /// Gives up PDUs whose time is over, as each received cell also does. The next cell
+    /// begins a PDU: most likely, the last one of the old was lost. If it was not, the
+    /// rest of the old PDU fails its CRC.
     #[expect(
         clippy::indexing_slicing,
         reason = "the array has one place per variant"
@@ -340,26 +342,26 @@ impl Reassembly {
         }
     }
 
-    /// When [`Reassembly::expire`] has something to do.
+    /// Time at which [`Reassembly::expire`] has something to do.
     #[must_use]
     pub fn poll_timeout(&self) -> Option<Time> {
         let (began, _) = self.under_way.first()?;
         Some(*began + self.limits.timeout)
     }
 
-    /// Bytes of PDUs under way.
+    /// Bytes of PDUs in progress.
     #[must_use]
     pub const fn held(&self) -> usize {
         self.held
     }
 
-    /// PDUs handed out.
+    /// PDUs returned.
     #[must_use]
     pub const fn pdus(&self) -> u64 {
         self.pdus
     }
 
-    /// How often a cause was met.
+    /// How often a cause occurred.
     #[must_use]
     #[expect(
         clippy::indexing_slicing,
@@ -397,8 +399,8 @@ const fn reason(error: aal5::Error) -> DropReason {
     }
 }
 
-/// The cells of a PDU in their order: what each header says of its payload, and the
-/// payload. Bytes behind whole cells are left out: a PDU has none.
+/// The cells of a PDU in order: the payload type in each header, and the payload. Bytes
+/// after whole cells are left out: a PDU has none.
 pub fn cells(pdu: &[u8]) -> impl Iterator<Item = (PayloadType, &[u8; CELL_PAYLOAD_LEN])> {
     let (cells, _) = pdu.as_chunks::<CELL_PAYLOAD_LEN>();
     let last = cells.len().saturating_sub(1);

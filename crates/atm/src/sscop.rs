@@ -1,10 +1,10 @@
-//! The link that signalling runs on: SSCOP (ITU-T Q.2110) as SSCF at the UNI (Q.2130) uses
-//! it: messages in order, none lost, none twice, between an event that says that the link
-//! is up and the next that says so, or that it is down.
+//! The link under signalling: SSCOP (ITU-T Q.2110), as used by SSCF at the UNI (Q.2130).
+//! It delivers messages in order, none lost and none twice. This holds between an event
+//! that the link is up and the next event that it is up, or down.
 //!
 //! The names of variables are the recommendation's: `vt_s` is VT(S). SSCF answers each
-//! indication at once, so the four states in which SSCOP waits for its user (3, 6, 8 and 9)
-//! are passed through within a call and not kept.
+//! indication at once. So the four states in which SSCOP waits for its user (3, 6, 8 and
+//! 9) are passed through within a call and not kept.
 
 mod establishment;
 mod receiver;
@@ -20,35 +20,36 @@ use crate::reassembly::Time;
 use receiver::Receiver;
 use transmitter::{Next, Transmitter};
 
-/// Half of all numbers: what is further on counts as behind.
+/// Half of all numbers: numbers further ahead count as behind.
 const HALF: u32 = 1 << 23;
 
-/// The most answers that wait to be sent; SSCOP repeats what is missing.
+/// Maximum number of answers that wait to be sent; SSCOP repeats what is missing.
 const OUT_MAX: usize = 64;
 
 /// Timers and limits; the defaults are UNI 3.1's (§5.2, Q.2130 §7).
 #[derive(Clone, Copy, Debug)]
 pub struct Config {
-    /// Between repetitions of BGN, END, ER and RS.
+    /// Time between repetitions of BGN, END, ER and RS.
     pub cc: Duration,
     /// How often they are sent.
     pub max_cc: u32,
-    /// Between POLLs while data is under way.
+    /// Time between POLLs while data is in transit.
     pub poll: Duration,
-    /// SD after which a POLL is sent, too.
+    /// Number of SDs after which a POLL is also sent.
     pub max_pd: u32,
-    /// Between POLLs when none is, until one is answered.
+    /// Time between POLLs when no data is, until one is answered.
     pub keep_alive: Duration,
     /// Time without an answer after which the link is down.
     pub no_response: Duration,
     /// Time without data from an answer to the next POLL.
     pub idle: Duration,
-    /// Messages that the other end may send ahead of those taken from here, 1 to 8,388,607.
+    /// Messages that the other end may send ahead of those taken from here, 1 to
+    /// 8,388,607.
     pub window: u32,
     /// Messages that wait to be sent or acknowledged.
     pub queue: usize,
-    /// N(SQ) before the first BGN: best another at each start, or the other end takes the
-    /// first BGN of a new life for a repetition of the old one's.
+    /// N(SQ) before the first BGN. It should differ at each start, or the other end takes
+    /// the first BGN of a new life for a repetition of the old one's.
     pub first_sequence: u8,
 }
 
@@ -69,7 +70,7 @@ impl Default for Config {
     }
 }
 
-/// The states that last (Q.2110 §6.2).
+/// The lasting states (Q.2110 §6.2).
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum State {
     /// 1: down.
@@ -98,10 +99,10 @@ impl State {
     ];
 }
 
-/// What the user of the link learns.
+/// An event for the user of the link.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Event {
-    /// AAL-ESTABLISH: up, or up anew; of what was under way some may be lost.
+    /// AAL-ESTABLISH: up, or up again; data in transit may be lost.
     Established,
     /// AAL-RELEASE: down.
     Released,
@@ -109,7 +110,7 @@ pub enum Event {
     Data(Vec<u8>),
 }
 
-/// Why a message is not taken.
+/// The reason why a message is refused.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum SendError {
     /// The link is down (ENETDOWN).
@@ -171,21 +172,21 @@ impl Sscop {
         }
     }
 
-    /// Where it is.
+    /// Its state.
     #[must_use]
     pub const fn state(&self) -> State {
         self.state
     }
 
-    /// How often the management was told of an error, by its letter, `b'A'` to `b'X'`
-    /// (Q.2110 §A.1); 0 for what is no letter.
+    /// Number of errors reported to management under a letter, `b'A'` to `b'X'` (Q.2110
+    /// §A.1); 0 for anything else.
     #[must_use]
     pub fn errors(&self, letter: u8) -> u64 {
         let index = usize::from(letter.wrapping_sub(b'A'));
         self.errors.get(index).copied().unwrap_or(0)
     }
 
-    /// AAL-ESTABLISH.request: brings the link up, or up anew.
+    /// AAL-ESTABLISH.request: brings the link up, or up again.
     pub fn establish(&mut self, now: Time) {
         match self.state {
             State::Idle | State::OutgoingDisconnection => {
@@ -231,7 +232,7 @@ impl Sscop {
         Ok(())
     }
 
-    /// What happened, the oldest first.
+    /// The next event, oldest first.
     pub fn poll_event(&mut self) -> Option<Event> {
         let event = self.events.pop_front()?;
         if let Event::Data(_) = event {
@@ -240,7 +241,7 @@ impl Sscop {
         Some(event)
     }
 
-    /// When [`Sscop::handle_timeout`] has something to do.
+    /// Time at which [`Sscop::handle_timeout`] has something to do.
     #[must_use]
     pub fn poll_timeout(&self) -> Option<Time> {
         let timers = &self.timers;
@@ -310,7 +311,8 @@ impl Sscop {
         }
     }
 
-    /// An SD went out: a POLL at times (Q.2110, figure 20, sheets 46 and 47).
+    /// Records a sent SD, and schedules a POLL if it is due (Q.2110, figure 20, sheets 46
+    /// and 47).
     fn data_sent(&mut self, now: Time) {
         if self.timers.poll.is_none() {
             if self.timers.idle.take().is_some() {
@@ -331,7 +333,7 @@ impl Sscop {
         self.put(&poll);
     }
 
-    /// A PDU has come.
+    /// Processes a received PDU.
     pub fn pdu_received(&mut self, now: Time, bytes: &[u8]) {
         let Ok(pdu) = Pdu::parse(bytes) else {
             self.error(b'U');
@@ -457,7 +459,7 @@ impl Sscop {
         }
     }
 
-    /// A STAT was taken: the other end is alive.
+    /// Records a processed STAT: the other end is alive.
     fn answered(&mut self, now: Time) {
         if self.timers.poll.is_some() {
             self.timers.no_response = Some(now + self.config.no_response);
@@ -484,7 +486,7 @@ impl Sscop {
 
 fn emitted(pdu: &Pdu<'_>) -> Vec<u8> {
     let mut bytes = vec![0; PDU_MAX];
-    // No PDU made here is longer, so nothing is left out by this.
+    // No PDU made here is longer, so nothing is truncated.
     let length = pdu.emit(&mut bytes).unwrap_or(0);
     bytes.truncate(length);
     bytes

@@ -1,5 +1,5 @@
-//! Fuzz targets: whatever comes, nothing panics, limits hold, and what came whole before is
-//! taken again once it comes (`tidewall_fuzz` says how they are tried).
+//! Fuzz targets. For any input nothing panics, limits hold, and a previously valid input
+//! is accepted again (`tidewall_fuzz` describes how they are run).
 
 use std::time::Duration;
 
@@ -53,7 +53,8 @@ fn fuzz_segments() {
 
 tidewall_fuzz::targets!(seeds, TIME);
 
-/// Each byte a cell: its circuit, its payload type, its payload, and time that passes.
+/// Each byte is a cell: its circuit, its payload type, its payload, and the time that
+/// passes.
 fn cells(bytes: &[u8]) {
     let limits = Limits {
         memory: 48 * 16,
@@ -77,7 +78,7 @@ fn cells(bytes: &[u8]) {
     }
     reassembly.expire(now + limits.timeout);
     assert_eq!(reassembly.held(), 0);
-    // At the latest behind the last cell of what is passed over.
+    // At the latest after the last cell of what is skipped.
     let mut pdu = [0; 96];
     aal5::emit(&[1; 60], 0, &mut pdu).unwrap();
     let mut came = 0;
@@ -91,9 +92,9 @@ fn cells(bytes: &[u8]) {
     assert!(came > 0);
 }
 
-/// Packets behind a byte of their port and the cells that leave, and one of their length:
-/// every port leads to the next one. Queues keep their limits, no cell is lost uncounted, and
-/// once everything has left a PDU goes on whole.
+/// Packets, each after a byte with its port and the number of cells that leave, and one
+/// with its length. Every port leads to the next one. Queues keep their limits, no cell
+/// is lost uncounted, and once everything has left a PDU passes whole.
 fn switched(bytes: &[u8]) {
     const QUEUE: usize = 16;
     let modes = [
@@ -143,7 +144,7 @@ fn switched(bytes: &[u8]) {
     // The first is of packets.
     let dropped: u64 = counters.dropped.iter().skip(1).sum();
     assert_eq!(counters.received, counters.sent + dropped);
-    // At the latest behind the end of what was under way.
+    // At the latest after the end of the PDU in progress.
     let mut frame = [0; 8 + 96];
     let label = Label::of_circuit(Circuit { vpi: 0, vci: 33 }).unwrap();
     let pdu = FrameHeader::whole(label).emit(&mut frame).unwrap();
@@ -154,8 +155,9 @@ fn switched(bytes: &[u8]) {
     assert_eq!(switch.transmit(1, &mut buffer), Some(8 + 2 * 52));
 }
 
-/// A packet of a kernel's behind the bytes of each cut, or behind where its checksum is to be:
-/// what it is cut into is whole and no longer than asked, and is as much when it is joined.
+/// A kernel's packet, after the bytes of each split, or after the position of its
+/// checksum. The resulting packets are complete and no longer than asked, and joined they
+/// have as much data.
 fn long_segments(bytes: &[u8]) {
     let Some((&[high, low], packet)) = bytes.split_first_chunk() else {
         return;
@@ -197,7 +199,7 @@ fn long_segments(bytes: &[u8]) {
         let cut: usize = pieces.iter().map(|piece| data_of(piece)).sum();
         assert_eq!(cut, data_of(packet));
     }
-    // Between what fits together, what may not.
+    // Between packets that fit together, one that may not.
     pieces.insert(pieces.len() / 2, packet.to_vec());
     let (mut packets, mut data) = (0, 0);
     let mut write = |_: &virtio_net::Header, packet: &[u8], of: u32| {
@@ -213,7 +215,7 @@ fn long_segments(bytes: &[u8]) {
     assert_eq!(data, pieces.iter().map(|piece| data_of(piece)).sum());
 }
 
-/// Bytes of a packet that are TCP's data; 0 where it is none of TCP.
+/// Bytes of TCP data in a packet; 0 if it is not TCP.
 fn data_of(packet: &[u8]) -> usize {
     let ip = ipv4::Packet::new(packet).ok();
     let ip = ip.filter(|ip| ip.protocol() == Protocol::TCP && !ip.is_fragment());
@@ -221,8 +223,8 @@ fn data_of(packet: &[u8]) -> usize {
     ip.and_then(data).unwrap_or(0)
 }
 
-/// PDUs behind a byte of their length in words, to a link that is up; then its peer brings
-/// it up anew.
+/// PDUs, each after a byte with its length in words, to a link that is up; then its peer
+/// brings it up again.
 fn link(bytes: &[u8]) {
     let mut now = Duration::ZERO;
     let mut link = Sscop::new(Config::default());
@@ -262,8 +264,8 @@ fn link(bytes: &[u8]) {
     assert_eq!((link.state(), peer.state()), (State::Ready, State::Ready));
 }
 
-/// Messages behind two bytes of their length, to a user's side whose link is up: whatever
-/// they are, calls keep their limit, and a RESTART of the link leaves none.
+/// Messages, each after two bytes with their length, to a user's side whose link is up.
+/// For any messages, calls keep their limit, and a RESTART of the link leaves none.
 fn calls(bytes: &[u8]) {
     let mut now = Duration::ZERO;
     let mut config = signalling::Config::new(Side::User);

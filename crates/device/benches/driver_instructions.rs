@@ -1,9 +1,9 @@
-//! Instructions that the driver program spends on a frame, and its calls of
-//! helpers, counted by an emulator: a shared machine changes times, not counts.
-//! They are eBPF's: what the kernel makes of them for a processor is not counted.
+//! Instructions that the driver program spends per frame, and its calls of helpers,
+//! counted by an emulator: a shared machine changes times, not counts. They are eBPF
+//! instructions; the kernel's translation of them for a processor is not counted.
 //!
-//! `cargo bench -p tidewall-device --bench driver_instructions` judges them
-//! against `benches/driver_instructions.txt`; `-- --keep` writes that. See
+//! `cargo bench -p tidewall-device --bench driver_instructions` compares them with
+//! `benches/driver_instructions.txt`; `-- --keep` writes that. See
 //! `tidewall_bench_instructions`.
 
 #[path = "../tests/demux_support/mod.rs"]
@@ -22,10 +22,10 @@ const KEPT: &str = concat!(
     "/benches/driver_instructions.txt"
 );
 
-/// How far a count may be above the kept one, in hundredths of that.
+/// How far a count may be above the recorded one, in hundredths of that.
 const TOLERANCE: u64 = 2;
 
-/// What is counted, and the frame of the corpus for it.
+/// The measured cases, each with its frame of the corpus.
 const FRAMES: [(&str, &str); 13] = [
     (
         "UDP over IPv4 to a socket bound to any address",

@@ -1,5 +1,5 @@
-//! Compiles the driver programs, `bpf/*.bpf.c`, with clang, and makes Rust of their
-//! tables.
+//! Compiles the driver programs, `bpf/*.bpf.c`, with clang, and translates their tables
+//! to Rust.
 
 mod tables;
 
@@ -9,8 +9,9 @@ use std::{env, fs};
 
 const REMEDY: &str = "On Debian or Ubuntu: apt-get install clang linux-libc-dev";
 
-/// The demultiplexer, what tests the kernel's input path, and of the laboratory
-/// what it compares with, what its load generator runs and what stands for a card that steers.
+/// The demultiplexer, and the program that tests the kernel's input path. For the
+/// laboratory: its comparator, its load generator's program, and the stand-in for a card
+/// that steers.
 const PROGRAMS: [&str; 5] = ["demux", "pass", "syn_limit", "load", "adaptor"];
 
 /// For `make sanitize`. Headers lie at any alignment; see `native`.
@@ -47,7 +48,7 @@ fn main() {
     }
 }
 
-/// The demultiplexer for the processor, in an archive that goes into the crate.
+/// Builds the demultiplexer for the processor, in an archive that goes into the crate.
 fn native(clang: &str, source: &Path) {
     let target = format!("{}-linux-gnu", variable("CARGO_CFG_TARGET_ARCH"));
     let folder = PathBuf::from(variable("OUT_DIR"));
@@ -60,7 +61,7 @@ fn native(clang: &str, source: &Path) {
         "-fno-strict-aliasing",
         "-fPIC",
         "-fvisibility=hidden",
-        // Valgrind, which counts instructions, does not read the next.
+        // Valgrind, which counts instructions, does not read the next version.
         "-gdwarf-4",
     ];
     println!("cargo::rerun-if-env-changed=TIDEWALL_SANITIZE");
@@ -71,7 +72,7 @@ fn native(clang: &str, source: &Path) {
         }
     }
     compile(clang, &flags, source, &object);
-    // `ar` adds to an archive that is there.
+    // `ar` adds to an existing archive.
     let _ = fs::remove_file(&archive);
     let status = Command::new("ar")
         .arg("crs")

@@ -1,4 +1,4 @@
-//! Makes Rust of `bpf/tables.h`, which says what of it and in what form.
+//! Translates `bpf/tables.h` to Rust; the header states which parts and in what form.
 
 use std::fmt::Write;
 
@@ -34,7 +34,8 @@ pub fn translate(header: &str) -> Result<String, String> {
     Ok(rust)
 }
 
-/// The next line without its comment, and that or the one before it; `None` at the end.
+/// The next line without its comment, with that comment or the one before it; `None` at
+/// the end.
 fn item<'a>(lines: &mut impl Iterator<Item = &'a str>) -> Option<(String, String)> {
     let mut comment = String::new();
     loop {

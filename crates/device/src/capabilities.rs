@@ -1,6 +1,6 @@
-//! What the kernel wants of a process before it hands a device over: which
-//! capabilities (capabilities(7)) it has, and, where it was refused although it
-//! has them, what else may have refused.
+//! The capabilities (capabilities(7)) that the kernel requires of a process before it
+//! hands a device over. If the kernel refused although the process has them: other
+//! possible causes.
 
 use std::fs::read_to_string;
 
@@ -22,19 +22,18 @@ pub const NET_RAW: Capability = capability(13, "CAP_NET_RAW");
 /// Locks memory beyond RLIMIT_MEMLOCK.
 pub const IPC_LOCK: Capability = capability(14, "CAP_IPC_LOCK");
 const SYS_ADMIN: Capability = capability(21, "CAP_SYS_ADMIN");
-/// Real-time threads.
+/// Uses real-time scheduling.
 pub const SYS_NICE: Capability = capability(23, "CAP_SYS_NICE");
 /// Exceeds resource limits.
 pub const SYS_RESOURCE: Capability = capability(24, "CAP_SYS_RESOURCE");
-/// Lets a program do arithmetic on pointers and loop.
+/// Allows a program pointer arithmetic and loops.
 pub const PERFMON: Capability = capability(38, "CAP_PERFMON");
-/// Loads programs and makes maps.
+/// Loads programs and creates maps.
 pub const BPF: Capability = capability(39, "CAP_BPF");
 
-/// The command, but for the program's path, that grants an embedded stack all
-/// it needs.
+/// The command, without the program's path, that grants an embedded stack all it needs.
 pub const SETCAP: &str = "setcap cap_net_admin,cap_net_raw,cap_bpf,cap_perfmon,cap_ipc_lock+ep";
-/// What loading the driver program takes.
+/// Capabilities needed to load the driver program.
 pub const LOAD: [Capability; 3] = [BPF, NET_ADMIN, PERFMON];
 
 impl Capability {
@@ -43,18 +42,18 @@ impl Capability {
         self.name
     }
 
-    /// Its number, as linux/capability.h has it.
+    /// Its number in linux/capability.h.
     pub fn number(self) -> u32 {
         self.number
     }
 }
 
-/// Capabilities of a process.
+/// The capabilities of a process.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Set(u64);
 
 impl Set {
-    /// Those in effect in this process; none where /proc cannot be read.
+    /// The effective capabilities of this process; empty if /proc cannot be read.
     pub fn effective() -> Self {
         Self::of_status(&read_to_string("/proc/self/status").unwrap_or_default())
     }
@@ -65,14 +64,14 @@ impl Set {
         Set(bits.unwrap_or(0))
     }
 
-    /// Whether a capability is among them, or one that includes it.
+    /// Whether the set includes a capability, or one that implies it.
     pub fn has(self, capability: Capability) -> bool {
         let includes = |other: Capability| self.0 & 1 << other.number != 0;
         let by_admin = matches!(capability, BPF | PERFMON) && includes(SYS_ADMIN);
         includes(capability) || by_admin
     }
 
-    /// Names of those of `wanted` that are not there.
+    /// Names of those of `wanted` that are missing.
     pub fn missing(self, wanted: &[Capability]) -> Vec<&'static str> {
         let wanted = wanted.iter().filter(|&&wanted| !self.has(wanted));
         wanted.map(|missing| missing.name()).collect()
@@ -92,8 +91,8 @@ fn field<'a>(status: &'a str, name: &str) -> Option<&'a str> {
     line.map(str::trim)
 }
 
-/// Why the kernel answers EPERM, in words, and what helps: cause and remedy.
-/// `wanted` is what the call takes.
+/// Explains why the kernel returns EPERM: cause and remedy. `wanted`: the capabilities
+/// that the call requires.
 pub fn refusal(wanted: &[Capability]) -> (String, String) {
     let read = |path: &str| read_to_string(path).unwrap_or_default();
     explain(
@@ -113,13 +112,14 @@ pub fn are_confined() -> bool {
     is_user_namespace(&read_to_string("/proc/self/uid_map").unwrap_or_default())
 }
 
-/// The first user namespace maps every number to itself.
+/// Whether this map is of a user namespace other than the first, which maps every number
+/// to itself.
 fn is_user_namespace(user_map: &str) -> bool {
     let first: Vec<&str> = user_map.split_whitespace().collect();
     !first.is_empty() && first != ["0", "0", "4294967295"]
 }
 
-/// Files that show what else refuses.
+/// Files that show other causes of a refusal.
 struct Surroundings {
     status: String,
     user_map: String,
@@ -216,7 +216,7 @@ mod tests {
         assert!(cause(&filter).contains("seccomp filter"));
         let locked = around("", ROOT, "none integrity [confidentiality]\n");
         assert!(cause(&locked).contains("locked down"));
-        // Where /proc is not there nothing is claimed of namespaces.
+        // Without /proc nothing is claimed of namespaces.
         assert!(cause(&around("", "", "")).contains("security module"));
     }
 }

@@ -1,13 +1,13 @@
-//! What a fork leaves of a device and of the sockets above it: nothing.
+//! Makes sure that a forked child keeps nothing of a device and of the sockets above it.
 //!
-//! Rings and frames are not mapped in a child, and its parent's threads and locks
-//! are not there. What the child inherits all the same are descriptors, by which
-//! it would keep the program attached, the queues bound and the ports held after
-//! its parent's end. So those are marked, and a child closes them at once; and all
-//! that uses them asks first whether it is in the [`Process`] that made it.
+//! Rings and frames are not mapped in a child, and its parent's threads and locks do not
+//! exist there. But the child inherits descriptors. Through them it would keep the
+//! program attached, the queues bound and the ports held after its parent's end. So these
+//! are marked, and a child closes them at once. All code that uses them first checks that
+//! it runs in the [`Process`] that made it.
 //!
-//! A child made by a bare `clone(2)`, without the C library's fork, is not seen, unless who
-//! makes it says so ([`note_child`]).
+//! A child made by a bare `clone(2)`, without the C library's fork, is not noticed unless
+//! its maker reports it ([`note_child`]).
 
 use std::io;
 use std::ops::Deref;
@@ -15,12 +15,12 @@ use std::os::fd::{AsFd, AsRawFd, RawFd};
 
 use crate::raw::forked::{self, OfProcess};
 
-/// The process that something was made in.
+/// The process in which something was created.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Process(u32);
 
 impl Process {
-    /// This one.
+    /// The current process.
     ///
     /// # Errors
     /// ENOMEM.
@@ -36,20 +36,21 @@ impl Process {
     }
 }
 
-/// Whether the number is one that forked children close: nobody's but the stack's.
+/// Whether forked children close this descriptor; true only of the stack's own.
 #[inline]
 pub fn is_marked(fd: RawFd) -> bool {
     forked::is_marked(fd)
 }
 
-/// In a child that was made without the C library's fork: its parent's descriptors are closed,
-/// unless both have the same table of them (CLONE_FILES). Async-signal-safe.
+/// Runs in a child that was made without the C library's fork. Closes its parent's
+/// descriptors, unless both share one descriptor table (CLONE_FILES). Async-signal-safe.
 pub fn note_child(shares_files: bool) {
     forked::note_child(shares_files);
 }
 
-/// From now on another process may have descriptors of this one that no child closes: a child
-/// is about to be made, or this process has them of another. Async-signal-safe.
+/// Records that from now on another process may have descriptors of this one that no
+/// child closes. Either a child is about to be made, or this process has another's
+/// descriptors. Async-signal-safe.
 pub fn note_shared() {
     forked::note_shared();
 }
@@ -59,8 +60,8 @@ pub fn is_shared() -> bool {
     forked::is_shared()
 }
 
-/// A descriptor that forked children close, unless its number is 65,536 or more. A child
-/// forgets it when it is dropped there: its number may be another file's.
+/// A descriptor that forked children close, unless it is 65,536 or higher. If dropped in
+/// a child it is not closed: its number may refer to another file there.
 #[derive(Debug)]
 pub struct Unshared<T> {
     // Dropped before the descriptor is closed.
@@ -101,7 +102,7 @@ struct Mark {
 
 impl Drop for Mark {
     fn drop(&mut self) {
-        // In a child its number may be another file's.
+        // In a child the number may refer to another file.
         if self.process.is_current() {
             forked::mark(self.fd, false);
         }

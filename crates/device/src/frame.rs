@@ -1,19 +1,20 @@
 //! Frame memory and the ownership of frames.
 //!
-//! A queue has one [`FrameMemory`]: a memfd cut into equal frames, mapped
-//! here and, with AF_XDP, registered with the kernel. How long a frame is, is
-//! the device's affair: 2 KiB for packets, 64 KiB and more where segments come
-//! uncut ([`FrameMemory::frame_size`]). At any time a frame has
-//! exactly one owner: the device's fill ring, a channel, an application that
-//! borrows its bytes, or the transmit ring. A [`Frame`] is the proof of
-//! ownership: it cannot be copied, only moved, and only devices make them.
+//! A queue has one [`FrameMemory`]: a memfd divided into equal frames, mapped here and,
+//! with AF_XDP, registered with the kernel. The device determines the frame length: 2 KiB
+//! for packets, 64 KiB and more where segments arrive unsplit
+//! ([`FrameMemory::frame_size`]). At any time a frame has exactly one owner: the device's
+//! fill ring, a channel, an application that borrows its bytes, or the transmit ring. A
+//! [`Frame`] is the proof of ownership: it cannot be copied, only moved, and only devices
+//! create them.
 //!
-//! Several queues, of several interfaces even, may have one memory: each begins
-//! with its [`Part`] of the frames, and may send those that another has received.
-//! The number of a frame says whose it is.
+//! Several queues, even of several interfaces, may share one memory. Each starts with its
+//! [`Part`] of the frames, and may send frames that another has received. A frame's index
+//! tells whose part it belongs to.
 //!
-//! A packet longer than a frame lies in several: pieces. Its token is that of the first,
-//! and its owner has the others, which hang on it until the device gets it back.
+//! A packet longer than a frame lies in several: pieces. Its token is that of the first.
+//! The token's owner also owns the other pieces, which stay linked to the first until the
+//! device gets it back.
 
 use std::io;
 use std::ops::Range;
@@ -25,13 +26,13 @@ use tidewall_sys::Mapping;
 
 use crate::raw::mapping::{slice, slice_mut};
 
-/// Bytes in one frame of most devices: room for the kernel's headroom, our
-/// metadata and any Ethernet frame up to an MTU of 1500.
+/// Bytes in one frame of most devices: room for the kernel's headroom, our metadata and
+/// any Ethernet frame up to an MTU of 1500.
 pub const FRAME_SIZE: usize = 2048;
 
-/// Proof that its holder owns one frame of a [`FrameMemory`], and where in it
-/// the bytes lie. Moves by value; losing one leaks a frame until the device
-/// closes, so owners hand them back (see `receive::FrameStack`).
+/// Proof that its holder owns one frame of a [`FrameMemory`], and the position of its
+/// bytes. Moves by value. Dropping one leaks a frame until the device closes, so owners
+/// return them (see `receive::FrameStack`).
 #[derive(Debug, PartialEq, Eq)]
 pub struct Frame {
     index: u32,
@@ -51,7 +52,7 @@ impl Frame {
         }
     }
 
-    /// Number of the frame in its memory.
+    /// Index of the frame in its memory.
     pub fn index(&self) -> u32 {
         self.index
     }
@@ -66,24 +67,24 @@ impl Frame {
         self.length
     }
 
-    /// Declares where the packet lies. A memory shows no byte outside the frame,
-    /// whatever is declared.
+    /// Sets where the packet lies. The memory never exposes a byte outside the frame,
+    /// whatever is set.
     pub fn set_extent(&mut self, offset: u16, length: u16) {
         self.offset = offset;
         self.length = length;
     }
 
-    /// Splits the token into plain numbers, so that it can be kept in shared
-    /// memory. The frame is leaked unless [`Frame::from_parts`] remakes it.
+    /// Splits the token into plain integers, so that it can be kept in shared memory. The
+    /// frame is leaked unless [`Frame::from_parts`] remakes it.
     pub fn into_parts(self) -> (u32, u16, u16) {
         (self.index, self.offset, self.length)
     }
 
-    /// Remakes a token that [`Frame::into_parts`] took apart.
+    /// Remakes a token that [`Frame::into_parts`] split.
     ///
     /// # Safety
-    /// The numbers must come from exactly one `into_parts` of a frame of the
-    /// same memory, and must be used once: two tokens for one frame alias.
+    /// The numbers must come from exactly one `into_parts` of a frame of the same memory,
+    /// and must be used once: two tokens for one frame alias.
     #[allow(unsafe_code)]
     pub unsafe fn from_parts(index: u32, offset: u16, length: u16) -> Self {
         Frame {
@@ -101,8 +102,9 @@ pub struct FrameMemory {
     mapping: Arc<Mapping>,
     frames: u32,
     frame_size: usize,
-    /// The piece behind each frame: 1 + its number, offset and length; 0: none. Written
-    /// by who receives and gives back, read by the frame's owner, to whom it was passed since.
+    /// The piece linked behind each frame: 1 + its index, offset and length; 0 if there
+    /// is none. Written by the code that receives and returns frames; read by the frame's
+    /// owner, to whom it has passed since.
     behind: Arc<OnceLock<Box<[AtomicU64]>>>,
 }
 
@@ -110,13 +112,13 @@ impl FrameMemory {
     /// Maps memory for `frames` frames of [`FRAME_SIZE`] bytes.
     ///
     /// # Errors
-    /// What `memfd_create`, `ftruncate` or `mmap` report, ENOMEM say.
+    /// Those of `memfd_create`, `ftruncate` or `mmap`, such as ENOMEM.
     pub fn new(frames: u32) -> io::Result<Self> {
         Self::with_frame_size(frames, FRAME_SIZE)
     }
 
-    /// Maps memory for `frames` frames of `frame_size` bytes. Of a longer frame
-    /// than 128 KiB the end is never used: offsets and lengths are 16 bits.
+    /// Maps memory for `frames` frames of `frame_size` bytes. The bytes of a frame beyond
+    /// 128 KiB are never used: offsets and lengths have 16 bits.
     ///
     /// # Errors
     /// As [`FrameMemory::new`].
@@ -124,8 +126,8 @@ impl FrameMemory {
         Ok(Self::with_file(frames, frame_size)?.0)
     }
 
-    /// As [`FrameMemory::with_frame_size`], and the memfd, by which another process maps
-    /// the same ([`FrameMemory::of_file`]).
+    /// As [`FrameMemory::with_frame_size`], and returns the memfd, through which another
+    /// process maps the same memory ([`FrameMemory::of_file`]).
     ///
     /// # Errors
     /// As [`FrameMemory::new`].
@@ -135,8 +137,8 @@ impl FrameMemory {
         Ok((Self::mapped(mapping, frames, frame_size), file))
     }
 
-    /// Maps memory that another process has made. It is the only one that makes frames
-    /// of it.
+    /// Maps memory that another process created. The caller is the only one that makes
+    /// frames of it.
     ///
     /// # Errors
     /// EINVAL where it is shorter; what mapping it reports.
@@ -158,7 +160,7 @@ impl FrameMemory {
         }
     }
 
-    /// Maps memory for so many `parts` of `frames` frames each.
+    /// Maps memory for `parts` parts of `frames` frames each.
     ///
     /// # Errors
     /// As [`FrameMemory::new`].
@@ -184,8 +186,8 @@ impl FrameMemory {
         self.frame_size
     }
 
-    /// Where the packet of a frame lies in the mapping, and its length: cut to
-    /// the frame, so that no token reaches another frame's bytes.
+    /// Position of a frame's packet in the mapping, and its length. Clipped to the frame,
+    /// so that no token reaches another frame's bytes.
     fn extent(&self, frame: &Frame) -> (usize, usize) {
         let offset = usize::from(frame.offset).min(self.frame_size);
         let length = usize::from(frame.length).min(self.frame_size - offset);
@@ -208,7 +210,7 @@ impl FrameMemory {
         slice(&self.mapping, start, length)
     }
 
-    /// The packet in a frame that the caller owns, to change.
+    /// The packet in a frame that the caller owns, for writing.
     pub fn packet_mut<'a>(&'a self, frame: &'a mut Frame) -> &'a mut [u8] {
         let (start, length) = self.extent(frame);
         slice_mut(&self.mapping, start, length, frame)
@@ -218,7 +220,8 @@ impl FrameMemory {
         self.behind.get()?.get(frame.index as usize)
     }
 
-    /// Hangs a piece on the frame before it. False where either is of no number here.
+    /// Links a piece behind the frame before it. False if either index is outside this
+    /// memory.
     pub(crate) fn hang(&self, last: &Frame, piece: &Frame) -> bool {
         if piece.index >= self.frames {
             return false;
@@ -235,27 +238,27 @@ impl FrameMemory {
         true
     }
 
-    /// The token of the piece that hangs on a frame.
+    /// The token of the piece linked behind a frame.
     fn piece(&self, frame: &Frame) -> Option<Frame> {
         let behind = self.behind(frame)?.load(Ordering::Relaxed);
         let index = (behind >> 32).checked_sub(1)? as u32;
         Some(Frame::new(index, (behind >> 16) as u16, behind as u16))
     }
 
-    /// Takes off the piece that hangs on a frame, and on which the others hang.
+    /// Unlinks the piece behind a frame, with the pieces linked to it.
     pub(crate) fn take_piece(&self, frame: &Frame) -> Option<Frame> {
         let piece = self.piece(frame)?;
         self.behind(frame)?.store(0, Ordering::Relaxed);
         Some(piece)
     }
 
-    /// True where the packet goes on in other frames.
+    /// True where the packet continues in other frames.
     pub fn has_pieces(&self, frame: &Frame) -> bool {
         self.piece(frame).is_some()
     }
 
-    /// The bytes in a piece of a packet in several frames: 0 is the first behind the packet's own.
-    /// `None` behind the last.
+    /// The bytes in a piece of a packet of several frames. 0 is the first piece after the
+    /// packet's own frame. `None` after the last.
     pub fn piece_behind<'a>(&'a self, frame: &'a Frame, number: usize) -> Option<&'a [u8]> {
         let mut piece = self.piece(frame)?;
         for _ in 0..number {
@@ -271,7 +274,7 @@ impl FrameMemory {
         self.extent(frame).1 + pieces.sum::<usize>()
     }
 
-    /// The pieces that hang on a frame, which keeps them.
+    /// The pieces linked behind a frame, which remain linked.
     pub(crate) fn hanging<'a>(&'a self, frame: &'a Frame) -> impl Iterator<Item = Frame> + 'a {
         let mut next = self.piece(frame);
         std::iter::from_fn(move || {
@@ -281,7 +284,7 @@ impl FrameMemory {
         })
     }
 
-    /// Appends the whole packet to `bytes`, that of a frame in several pieces, too.
+    /// Appends the whole packet to `bytes`, including all its pieces.
     pub fn append_whole(&self, frame: &Frame, bytes: &mut Vec<u8>) {
         bytes.extend_from_slice(self.packet(frame));
         let mut next = self.piece(frame);
@@ -299,8 +302,8 @@ impl FrameMemory {
         slice(&self.mapping, start - length, length)
     }
 
-    /// The `length` bytes just below the packet, to change: a request to the
-    /// device. Empty when the packet begins too near the frame's start.
+    /// The `length` bytes just below the packet, for writing a request to the device.
+    /// Empty when the packet begins too near the frame's start.
     pub(crate) fn below_mut<'a>(&'a self, frame: &'a mut Frame, length: usize) -> &'a mut [u8] {
         if length > usize::from(frame.offset).min(self.frame_size) {
             return &mut [];
@@ -309,7 +312,7 @@ impl FrameMemory {
         slice_mut(&self.mapping, start - length, length, frame)
     }
 
-    /// Writes `bytes` just below the packet. False, and nothing written, when
+    /// Writes `bytes` just below the packet. Returns false, having written nothing, when
     /// the packet begins too near the frame's start.
     pub fn write_below(&self, frame: &mut Frame, bytes: &[u8]) -> bool {
         let room = self.below_mut(frame, bytes.len());
@@ -321,14 +324,14 @@ impl FrameMemory {
     }
 }
 
-/// Bytes of so many frames.
+/// Bytes of `frames` frames.
 fn length(frames: u32, frame_size: usize) -> io::Result<usize> {
     let length = (frames as usize).checked_mul(frame_size);
     length.ok_or_else(|| io::ErrorKind::OutOfMemory.into())
 }
 
-/// The frames of a memory that are one queue's. Who opens a queue makes the
-/// tokens of its part, once.
+/// The frames of a memory that belong to one queue. The queue's opener creates the tokens
+/// of its part, once.
 #[derive(Debug)]
 pub struct Part {
     memory: FrameMemory,
@@ -336,7 +339,7 @@ pub struct Part {
 }
 
 impl Part {
-    /// All of a memory that was just made: no other part of it may be.
+    /// All of a memory that was just created; it must have no other part.
     pub(crate) fn whole(memory: FrameMemory) -> Self {
         let numbers = 0..memory.frames();
         Part { memory, numbers }

@@ -1,4 +1,4 @@
-//! What Linux says of an interface, without privileges.
+//! Reads, without privileges, what Linux reports about an interface.
 
 use std::collections::BTreeSet;
 use std::io;
@@ -39,40 +39,43 @@ pub fn queue_counts(interface: &str) -> Option<[u32; 2]> {
     Some(counts)
 }
 
-/// True for hardware, that of a virtual machine included.
+/// True for hardware, including that of a virtual machine.
 pub fn is_physical(interface: &str) -> bool {
     Path::new(&format!("/sys/class/net/{interface}/device")).exists()
 }
 
-/// True where the host forwards what comes in at an interface, of IPv4 or of IPv6.
+/// True where the host forwards IPv4 or IPv6 packets that arrive on an interface.
 fn forwards(interface: &str) -> bool {
     has_set(interface, "ipv4", "forwarding") || has_set(interface, "ipv6", "forwarding")
 }
 
-/// Whether a setting of an interface is other than 0; not without the protocol, or /proc.
+/// Whether a setting of an interface is nonzero; false without the protocol, or without
+/// /proc.
 fn has_set(interface: &str, protocol: &str, setting: &str) -> bool {
     let path = format!("/proc/sys/net/{protocol}/conf/{interface}/{setting}");
     std::fs::read_to_string(path).is_ok_and(|text| text.trim() != "0")
 }
 
-/// Routes that are looked through for those that this host takes. One that has more is a
-/// router, in whichever namespace.
+/// Routes that are searched for those that this host terminates. A host with more is a
+/// router, in any namespace.
 const MOST_ROUTES: usize = 16_384;
 
-/// Reads what the kernel does with an interface's frames that are not for this host.
+/// Reads the kernel's uses of an interface's frames that are not for this host.
 #[derive(Debug)]
 pub struct UsesReader {
     index: u32,
-    /// Interfaces that lay on it when they were heard of last.
+    /// Interfaces stacked on this one when last notified.
     above: BTreeSet<u32>,
-    /// One of those went to another network namespace, where it lies on this one still.
+    /// One of those moved to another network namespace, where it is still stacked on this
+    /// one.
     has_moved: bool,
     /// [`UsesReader::note`] was called.
     is_followed: bool,
 }
 
 impl UsesReader {
-    /// One for the interface of this index, in the caller's network namespace.
+    /// Creates a reader for the interface with this index, in the caller's network
+    /// namespace.
     pub fn new(index: u32) -> Self {
         UsesReader {
             index,
@@ -82,8 +85,8 @@ impl UsesReader {
         }
     }
 
-    /// Notes what has changed in the namespace. True where the uses are to be read again,
-    /// as at first: they may have changed before changes were followed.
+    /// Notes what has changed in the namespace. Returns true where the uses must be read
+    /// again, as on the first call: they may have changed before changes were followed.
     pub fn note(&mut self, changes: &[Change]) -> bool {
         for change in changes {
             match change {
@@ -102,13 +105,14 @@ impl UsesReader {
         is_first || changes.iter().any(counts)
     }
 
-    /// The uses that the kernel has for such frames now. Where it does not say, they are open to all.
+    /// Reads the kernel's current uses of such frames. If the kernel does not report
+    /// them, all uses are assumed.
     pub fn read(&mut self) -> KernelUses {
         let Ok(name) = interface::name(self.index) else {
             return KernelUses::default();
         };
         let is_forwarding = forwards(&name);
-        // A router has many routes, and interfaces that come and go: they are not read.
+        // A router has many routes, and interfaces come and go: they are not read.
         let is_open = is_forwarding || self.has_others(&name).unwrap_or(true);
         KernelUses {
             is_forwarding,
@@ -121,20 +125,21 @@ impl UsesReader {
         let links = netlink.links()?;
         let above = links.iter().filter(|link| link.is_above(self.index));
         let above: Vec<u32> = above.map(|link| link.index).collect();
-        // One that is not there any more may have moved, which is heard later.
+        // An interface that is missing may have moved, which is reported later.
         self.above.extend(&above);
         let own = links.iter().find(|link| link.index == self.index);
         Ok(self.has_moved
             || !above.is_empty()
             || own.is_none_or(|link| link.controller != 0 || link.promiscuity > 0)
             || has_set(name, "mpls", "input")
-            // The driver program takes those that it does not know for others'.
+            // The driver program takes addresses that it does not know for those of
+            // others.
             || netlink.addresses_at(self.index)?.len() > LOCALS
             || netlink.has_local_routes(MOST_ROUTES)?)
     }
 }
 
-/// Where `struct ethtool_drvinfo` holds the driver's name, and its length.
+/// Position and length of the driver's name in `struct ethtool_drvinfo`.
 const DRIVER_NAME: std::ops::Range<usize> = 4..36;
 
 /// The name of an interface's driver (`ethtool -i`), such as `virtio_net`.
@@ -150,7 +155,7 @@ pub fn driver(interface: &str) -> io::Result<String> {
     Ok(String::from_utf8_lossy(name.unwrap_or_default()).into_owned())
 }
 
-/// Whether an interface's device cuts long TCP segments (`ethtool -k`, TSO).
+/// Whether an interface's device splits long TCP segments (`ethtool -k`, TSO).
 ///
 /// # Errors
 /// As [`driver`].
@@ -167,13 +172,13 @@ fn ask(interface: &str, request: &mut [u8]) -> io::Result<()> {
     call(socket.as_fd(), &name_bytes(interface)?, request)
 }
 
-/// An interface name as the kernel takes it.
+/// An interface name in the kernel's format.
 ///
 /// # Errors
 /// `InvalidInput` for what cannot be one.
 pub fn name_bytes(interface: &str) -> io::Result<[u8; NAME_BYTES]> {
     let bytes = interface.as_bytes();
-    // As dev_valid_name() in the kernel; names also become parts of paths.
+    // Same check as the kernel's dev_valid_name(); names also become parts of paths.
     let allowed = |&byte: &u8| byte != 0 && byte != b'/' && !byte.is_ascii_whitespace();
     let fits = !bytes.is_empty() && bytes.len() < NAME_BYTES && bytes.iter().all(allowed);
     if !fits || matches!(interface, "." | "..") {

@@ -1,5 +1,5 @@
 //! The header before each frame of a tap, and of a packet socket with PACKET_VNET_HDR
-//! (`tidewall_wire::virtio_net`): what it asks of the kernel.
+//! (`tidewall_wire::virtio_net`): its request to the kernel.
 
 use tidewall_wire::tcp;
 use tidewall_wire::virtio_net::{HEADER_LEN, Header, Kind, Segments, Unfinished};
@@ -13,11 +13,11 @@ pub(crate) const LENGTH: usize = HEADER_LEN;
 const ETHERNET: usize = 14;
 const ETHERTYPE: usize = 12;
 
-/// The header of a frame to be sent: nothing asked of the kernel.
+/// The header of a frame to be sent without a request to the kernel.
 pub(crate) const PLAIN: [u8; LENGTH] = [0; LENGTH];
 
-/// The header of a frame whose checksum the kernel, or the host that the frame goes
-/// to in the end, shall finish.
+/// The header of a frame whose checksum the kernel must finish, or the host that finally
+/// receives the frame.
 pub(crate) fn with_checksum(offload: Offload) -> [u8; LENGTH] {
     asking(offload, None).bytes()
 }
@@ -33,9 +33,9 @@ fn asking(offload: Offload, segments: Option<Segments>) -> Header {
     }
 }
 
-/// The header of a TCP segment: one that the kernel or the device cuts, where its payload is
-/// longer than [`LongSegment::segment_size`]. `None` when the headers are not those of a TCP
-/// segment over IP, or the request does not fit them: the kernel would refuse it.
+/// The header of a TCP segment. The kernel or the device splits it where its payload is
+/// longer than [`LongSegment::segment_size`]. `None` when the headers are not those of a
+/// TCP segment over IP, or the request does not fit them: the kernel would refuse it.
 pub(crate) fn with_segments(segment: &LongSegment<'_>) -> Option<[u8; LENGTH]> {
     let LongSegment {
         headers,
@@ -67,8 +67,8 @@ pub(crate) fn with_segments(segment: &LongSegment<'_>) -> Option<[u8; LENGTH]> {
     Some(asking(offload, cut.then_some(segments)).bytes())
 }
 
-/// True when the kernel says that the frame stands for several segments. That
-/// its checksum is unfinished shows in the checksum itself, as on a veth pair.
+/// True when the kernel reports that the frame stands for several segments. An unfinished
+/// checksum shows in the checksum itself, as on a veth pair.
 pub(crate) fn is_long(header: &[u8; LENGTH]) -> bool {
     Header::parse(header).segments.is_some()
 }

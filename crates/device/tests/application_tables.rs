@@ -1,5 +1,5 @@
-//! What an application has of the driver's tables: one map, and nothing of the
-//! trusted level.
+//! An application's access to the driver's tables: one map, and nothing of the trusted
+//! level.
 
 mod demux_support;
 
@@ -47,10 +47,10 @@ fn an_application_s_own_map_is_all_that_its_tables_need() {
     set_up(&program.tables());
     let counters: DriverCounters = program.tables().trusted.counters(0);
 
-    // As another process has it, that got this descriptor.
+    // As another process would have it that received this descriptor.
     let map = program.embedded().try_clone_to_owned().unwrap();
     let before = map_ids();
-    // Nor the device's key: it has one of its own.
+    // Nor the device's key: it has its own.
     let key = HASH_KEY.map(|word| !word);
     let tables = ApplicationTables::of_map(map.as_fd(), EMBEDDED_APPLICATION, key).unwrap();
     assert_eq!(map_ids().len(), before.len(), "it opens no other map");
@@ -82,13 +82,13 @@ fn an_application_s_own_map_is_all_that_its_tables_need() {
     tables.set_limit(0, 1, 0);
     assert_ne!(program.test_run(frame).unwrap().action, REDIRECT);
 
-    // The trusted level decides whose the port is, whatever the application writes.
+    // The trusted level decides who owns the port, whatever the application writes.
     tables.set_limit(0, 1, u32::MAX);
     let trusted = program.tables().trusted;
     trusted.disown_port(Protocol::Udp, None, 7).unwrap();
     assert_ne!(program.test_run(frame).unwrap().action, REDIRECT);
 
-    // What is no table of an application is refused, not mapped.
+    // A descriptor that is not an application's table is refused, not mapped.
     let null = fs::File::open("/dev/null").unwrap();
     ApplicationTables::of_map(null.as_fd(), EMBEDDED_APPLICATION, HASH_KEY).unwrap_err();
 }

@@ -1,5 +1,5 @@
-//! The driver and the protocol engine must make and take the same SYN cookies:
-//! either may have answered the SYN whose ACK comes to the listener.
+//! The driver and the protocol engine must generate and accept the same SYN cookies:
+//! either may have answered the SYN whose ACK reaches the listener.
 
 mod demux_support;
 
@@ -13,11 +13,11 @@ use tidewall_protocol::tcp::{self, Checksum, Config, Cookies, Link, Segment};
 use tidewall_wire::ethernet::MacAddress;
 use tidewall_wire::tcp::Flags;
 
-/// Where the set-up wants cookies without options.
+/// The port for which the set-up wants cookies without options.
 const PLAIN_PORT: u16 = 93;
 const TIME: Duration = Duration::from_secs(1_000_000);
 
-/// What the set-up says of its ports, as an engine's configuration.
+/// The set-up's ports, as an engine's configuration.
 fn config(port: u16) -> Config {
     let config = Config {
         mss: COOKIES.mss[0],
@@ -65,7 +65,7 @@ fn the_driver_answers_as_the_engine_would_and_each_takes_the_others() {
     let mut random = Random(7);
     let mut compared = 0;
     for round in 0..40u64 {
-        // The driver's clock, and the application's, which began later.
+        // The driver's clock, and the application's, which started later.
         let clock = TIME + Duration::from_millis(7_777 * round);
         let now = clock - COOKIES.epoch;
         let driver_time = u64::try_from(clock.as_nanos()).unwrap();

@@ -17,24 +17,24 @@ use tidewall_device::demux::{
 };
 use tidewall_manager::Program;
 
-/// BPF_PROG_TEST_RUN takes no shorter frame.
+/// BPF_PROG_TEST_RUN accepts no shorter frame.
 const SHORTEST: usize = 14;
 /// The driver's clock, ns.
 fn monotonic() -> u64 {
     tidewall_sys::monotonic().as_nanos() as u64
 }
 
-/// Both sides, given the same past.
+/// Both sides, with the same history.
 struct Pair {
     program: Program,
     tables: Tables,
-    /// For what a frame would have been answered a moment ago.
+    /// For the answer that a frame would have received a moment ago.
     earlier: Tables,
     _socket: OwnedFd,
 }
 
 impl Pair {
-    /// `None`, with a line that says so, without the privilege.
+    /// `None`, with a message, without the privilege.
     fn new(test: &str) -> Option<Self> {
         let skip = |error: io::Error| {
             if error.kind() != io::ErrorKind::PermissionDenied {
@@ -60,7 +60,7 @@ impl Pair {
         })
     }
 
-    /// Does the same to both.
+    /// Applies the same to both.
     fn both(&self, act: impl Fn(&Tables)) {
         act(&self.tables);
         act(&self.earlier);
@@ -81,9 +81,9 @@ impl Pair {
         if let Verdict::Answered(answer) = verdict
             && answer.as_bytes() != result.frame
         {
-            // The clock in the answer may have ticked since the driver's read it.
-            // These tables have not seen the frames before this one: a NAPI
-            // probe that one of those was would still be due.
+            // The clock in the answer may have ticked since the driver read it. These
+            // tables have not seen the frames before this one: a NAPI probe that one of
+            // those was would still be due.
             self.earlier.trusted.probe_napi(0, 0, 0);
             let mut copy = bytes.to_vec();
             verdict = drive(&self.earlier, 0, &mut copy, before);
@@ -121,8 +121,8 @@ fn agree_on_the_corpus() {
         return;
     };
     let verdicts = pair.run_corpus(|_| ());
-    // The corpus reaches every end that one queue can reach here; the other
-    // counters have tests of their own below.
+    // The corpus reaches every outcome that one queue can reach here; the other counters
+    // have tests of their own below.
     let elsewhere = [
         Counter::Raw,
         Counter::NoSocket,
@@ -179,7 +179,7 @@ fn agree_on_every_prefix_of_the_corpus() {
     }
 }
 
-/// A sample's frame with a payload that makes it so long.
+/// A sample's frame with a payload that extends it to this length.
 fn lengthened(sample: &Sample, length: usize) -> Option<Vec<u8>> {
     let mut bytes = sample.bytes.clone();
     bytes.resize(length, 0x5a);
@@ -291,7 +291,7 @@ fn agree_on_raw_frames_and_the_host_finds_their_channels() {
                 } => {
                     assert!(host.is_some(), "{}", sample.name);
                 }
-                // What belongs to no connection the listener's owner judges.
+                // The listener's owner judges segments of no connection.
                 Verdict::Answered(_)
                 | Verdict::Drop {
                     counter: Counter::NoConnection,
@@ -347,7 +347,7 @@ fn agree_on_tracing_and_the_driver_leaves_records() {
             .expect("a record for each frame");
         assert_eq!(pair.program.traces().next(), None);
         assert_eq!((record.trace, record.queue), (next, 0));
-        // Of an answered SYN there is the answer, as it left.
+        // For an answered SYN there is the answer, as it left.
         if !matches!(verdict, Verdict::Answered(_)) {
             assert_eq!(record.length as usize, sample.bytes.len());
             let captured = sample.bytes.len().min(256);
@@ -447,7 +447,7 @@ fn agree_on_budgets() {
     let first = over(&pair);
     let had = polled(&pair.tables);
     assert!(first > 10, "{first}");
-    // One a second, and the corpus takes less.
+    // One per second, and the corpus takes less.
     assert!((1..20).contains(&had.passed), "{had:?}");
     assert_eq!(had, polled(&pair.program.tables()));
     pair.both(|tables| set(tables, Duration::ZERO));
@@ -465,8 +465,8 @@ fn agree_on_segments_that_may_wait() {
     let Some(mut pair) = Pair::new("agree_on_segments_that_may_wait") else {
         return;
     };
-    // As the application's clock has it, as long as the test takes: acknowledgments, which
-    // wait some milliseconds after a round, are `demux_emulated`'s.
+    // In the application's time, as long as the test takes. Acknowledgments, which wait
+    // some milliseconds after a round, are tested in `demux_emulated`.
     let far = monotonic() - COOKIES.epoch.as_nanos() as u64;
     let until = Duration::from_nanos(far) + Duration::from_secs(60);
     let (local, remote) = flow();
@@ -490,8 +490,8 @@ fn agree_on_class_limits() {
     let Some(mut pair) = Pair::new("agree_on_class_limits") else {
         return;
     };
-    // One a second: the burst and the shares pass, and no more while this test
-    // runs. Both must see all of it in one epoch of their clock.
+    // One per second: the burst and the shares pass, and no more while this test runs.
+    // Both must see all of it in one epoch of their clock.
     while monotonic() >> 28 & 3 == 3 {
         std::thread::yield_now();
     }
@@ -501,7 +501,7 @@ fn agree_on_class_limits() {
                 .trusted
                 .set_class(0, class, ClassLimit::of(1, 3).and_each(1, 2));
         }
-        // Who knows what sockets this host has.
+        // This host may have any sockets.
         tables
             .trusted
             .set_class(0, Class::Open, ClassLimit::of(1, 0));
@@ -620,7 +620,7 @@ fn agree_on_cookies_and_their_acknowledgments() {
         assert_eq!(word(8), 0x0102_0305, "acknowledges the SYN");
         let sequence = word(8);
         let ack = next_from_client(answer, sequence, b"");
-        // The listener's channel, whatever it carries.
+        // To the listener's channel, whatever it carries.
         for frame in [&ack, &next_from_client(answer, sequence, b"GET / HTTP/1.1")] {
             let verdict = pair.run(&sample.name, frame);
             let Some(Verdict::Channel(metadata)) = verdict else {
@@ -628,7 +628,7 @@ fn agree_on_cookies_and_their_acknowledgments() {
             };
             assert!((12..15).contains(&metadata.channel_id().index()));
         }
-        // One bit off, and it is nobody's: an ACK to be reset, data not.
+        // With one bit changed it belongs to no connection: an ACK is reset, data is not.
         let valid = pair.tables.trusted.counter(0, Counter::CookieValid);
         for bit in 0..64 {
             let mut forged = ack.clone();
@@ -642,7 +642,7 @@ fn agree_on_cookies_and_their_acknowledgments() {
         let dropped = Some(Verdict::Drop { counter });
         assert_eq!(pair.run(&sample.name, &early), dropped);
         assert_eq!(pair.tables.trusted.counter(0, Counter::CookieValid), valid);
-        // Taken after the driver stopped answering, refused when all is over.
+        // Accepted after the driver stopped answering, refused when cookies are off.
         let set = |pair: &Pair, mode| {
             pair.both(|tables| {
                 (91..94).for_each(|port| tables.embedded.set_cookies(port, mode).unwrap())
@@ -662,7 +662,7 @@ fn agree_on_cookies_and_their_acknowledgments() {
     assert!(answered > 60, "only {answered} answered");
 }
 
-/// What a frame costs in the driver; printed, for comparing two versions.
+/// Cost of a frame in the driver; printed, for comparing two versions.
 #[test]
 #[ignore = "a measurement"]
 fn time_of_the_driver_program() {

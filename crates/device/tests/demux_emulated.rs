@@ -1,6 +1,6 @@
 //! The driver program, emulated and compiled for the processor, must agree, as
-//! `demux_agreement` asks of the program in the kernel: without a privilege, at a
-//! time that does not pass by itself, with every access checked.
+//! `demux_agreement` requires of the program in the kernel. Needs no privilege; the clock
+//! is set by the test, and every access is checked.
 
 mod demux_support;
 mod emulator;
@@ -27,7 +27,7 @@ fn agree(act: impl Fn(&Tables), frames: impl IntoIterator<Item = (String, Vec<u8
     let (ours, theirs) = (tables(), tables());
     let mut driver = Emulator::driver(&theirs);
     for address in ["192.0.2.1", "2001:db8::1"] {
-        // The owners of one address are not in memory that is shared.
+        // The table of owners by address is not in shared memory.
         let mut key = [0; 20];
         let address = match address.parse().unwrap() {
             IpAddr::V4(address) => address.to_ipv6_mapped(),
@@ -133,7 +133,7 @@ fn word(code: u64, registers: u64, offset: i16, immediate: i32) -> u64 {
     immediate << 32 | offset << 16 | registers << 8 | code
 }
 
-/// Runs instructions, then an exit; what they leave in r0.
+/// Runs instructions, then an exit; returns r0.
 fn execute(words: &[u64]) -> Result<u32, String> {
     let words = [words, &[word(0x95, 0, 0, 0)]].concat();
     let run = Emulator::assembled(&words).run(&[0; 60], 0);
@@ -169,13 +169,13 @@ fn instructions_do_what_the_standard_says() {
     ] {
         assert_eq!(on_both(code, 0), expected, "opcode {code:#x}");
     }
-    // By zero: 0, and what was there.
+    // Division by zero: 0; modulo zero: the old value.
     let by_zero = |code| execute(&[word(0xb7, 0, 0, 9), word(code, 0, 0, 0)]);
     assert_eq!((by_zero(0x37), by_zero(0x97)), (Ok(0), Ok(9)));
     assert_eq!(on_both(0xdc, 16), 0xf9ff);
     assert_eq!(on_both(0xdc, 32), 0xf9ff_ffff);
     assert_eq!(on_both(0xd4, 16), 0xfff9);
-    // Jumps over r0 = 1 if r0 (-1), compared with 1, is so.
+    // Jumps over r0 = 1 if r0 (-1) fulfils the comparison with 1.
     let taken = |code| {
         let set = [
             word(0xb7, 0, 0, -1),
@@ -234,7 +234,7 @@ fn a_wild_access_is_a_fault() {
         execute(&[word(0x62, 1, 0, 0)]).is_err(),
         "writes the context"
     );
-    // The frame has 60 bytes, whatever is behind them.
+    // The frame has 60 bytes, whatever follows them.
     let frame = |code, offset| execute(&[word(0x61, 0x12, 0, 0), word(code, 0x20, offset, 0)]);
     assert_eq!((frame(0x69, 58), frame(0x79, 52)), (Ok(0), Ok(0)));
     assert!(frame(0x69, 59).is_err());

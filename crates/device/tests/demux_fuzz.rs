@@ -8,7 +8,7 @@ use demux_support::{HASH_KEY, corpus, set_up};
 use tidewall_device::demux::layout::{Counter, Kind, Metadata, PROTOCOL_CIRCUIT};
 use tidewall_device::demux::{Tables, Verdict, classify_host, drive};
 
-/// Counters of which every frame moves exactly one, but for ARP to this host.
+/// Counters of which every frame increments exactly one, except for ARP to this host.
 const ENDS: [Counter; 16] = [
     Counter::Channel,
     Counter::Raw,
@@ -50,7 +50,7 @@ fn check_metadata(metadata: &Metadata, length: usize) {
     assert!(fragment == 0 || (version == 6 && network < fragment && fragment < transport));
 }
 
-/// What must hold for any bytes.
+/// Checks what must hold for any bytes.
 fn check(tables: &Tables, bytes: &[u8]) {
     let frames = tables.trusted.counter(0, Counter::Frames);
     let ends = counted(tables);
@@ -76,7 +76,7 @@ fn check(tables: &Tables, bytes: &[u8]) {
         metadata.credit,
         tables.embedded.head(0, metadata.channel_id().index())
     );
-    // The host's look-up finds what the driver's found.
+    // The host's lookup finds what the driver's found.
     tables.trusted.set_raw(true);
     let raw = drive(tables, 0, &mut frame, 1_000_000_000);
     tables.trusted.set_raw(false);

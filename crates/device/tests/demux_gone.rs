@@ -1,5 +1,5 @@
-//! What the driver program does with frames of an application that has no AF_XDP socket:
-//! on a queue that came later, and after the end of its process.
+//! The driver program's treatment of frames of an application without an AF_XDP socket:
+//! on a queue that was added later, and after the end of its process.
 
 mod demux_support;
 
@@ -12,8 +12,8 @@ use demux_support::{HASH_KEY, SHARE, af_xdp, corpus, set_up};
 use tidewall_device::demux::layout::Counter;
 use tidewall_manager::{Program, TestResult};
 
-/// The program with an application's socket on queue 0; `None`, with a line that says so,
-/// without the privilege.
+/// The program with an application's socket on queue 0; `None`, with a message, without
+/// the privilege.
 fn program(test: &str) -> Option<(Program, OwnedFd)> {
     let skip = |error: io::Error| {
         assert_eq!(error.kind(), io::ErrorKind::PermissionDenied, "{error}");
@@ -56,8 +56,8 @@ fn without_a_socket_the_channel_is_not_charged() {
     program.set_socket(0, 3, other.as_fd()).unwrap();
     close(&mut program, socket);
     let before = counter(&program, Counter::NoSocket);
-    // The kernel's socket that holds the port gets datagrams and SYNs; what may
-    // be of a connection here would be reset there.
+    // The kernel socket that holds the port receives datagrams and SYNs; a segment that
+    // may belong to a connection here would be reset there.
     let sample = corpus().into_iter().find(|of| of.name == "v4-udp-any");
     let result = run(&mut program, "v4-udp-any");
     assert_eq!((result.action, result.frame), (PASS, sample.unwrap().bytes));
@@ -66,7 +66,7 @@ fn without_a_socket_the_channel_is_not_charged() {
         assert_eq!(run(&mut program, name).action, action, "{name}");
     }
     assert_eq!(counter(&program, Counter::NoSocket), before + 3);
-    // Nor is a channel open on a queue that came later.
+    // Nor is a channel open on a queue that was added later.
     let tables = program.tables();
     tables.embedded.set_limit(0, 1, 0);
     assert_eq!(run(&mut program, "v4-udp-any").action, PASS);
@@ -112,7 +112,7 @@ fn the_kernel_answers_for_a_process_that_has_ended() {
     }
 
     close(&mut program, socket);
-    // What comes to a full channel asks now and then.
+    // Frames for a full channel trigger a check now and then.
     for full in full {
         let passed = (0..16).position(|_| run(&mut program, full).action == PASS);
         assert!(passed.is_some(), "{full}");
@@ -121,7 +121,7 @@ fn the_kernel_answers_for_a_process_that_has_ended() {
     let before = causes.map(|cause| counter(&program, cause));
     let (actions, after) = all(&mut program);
     assert!(!actions.contains(&TRANSMIT) && !actions.contains(&REDIRECT));
-    // Those of no connection are left to the kernel under that name, too.
+    // Those of no connection are also left to the kernel under that name.
     assert_eq!(before[..4], after[..4]);
     for name in [
         "v4-strict-flow-ack",

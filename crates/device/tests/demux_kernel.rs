@@ -1,6 +1,6 @@
-//! What the kernel gets of a queue while somebody sends more than it may have:
-//! a host must not be worse off than without Tidewall. Every scene is played by
-//! the driver program, emulated and compiled for the processor.
+//! Frames that the kernel receives from a queue while a sender exceeds its limit: a host
+//! must not be worse off than without Tidewall. The driver program runs every scene,
+//! emulated and compiled for the processor.
 
 mod demux_support;
 mod emulator;
@@ -84,10 +84,10 @@ fn tables() -> Tables {
     tables
 }
 
-/// A sender's frame by its number.
+/// A sender's frame by its index.
 type Frames<'a> = Box<dyn Fn(u64, &mut Random) -> Vec<u8> + 'a>;
 
-/// Who sends, how many frames a second, and each frame of theirs.
+/// A sender, its frames per second, and each frame.
 struct Sender<'a> {
     name: &'a str,
     rate: u64,
@@ -103,7 +103,7 @@ fn sender<'a>(
     Sender { name, rate, frame }
 }
 
-/// Of each sender's frames how many passed, and how many there were.
+/// For each sender, how many frames passed, and how many there were.
 type Passed<'a> = BTreeMap<&'a str, (u64, u64)>;
 
 /// The driver, either one.
@@ -125,11 +125,11 @@ impl Driver for Emulator<'_> {
     }
 }
 
-/// Lets all send for so long, each evenly in time.
+/// Makes all send for this long, each evenly in time.
 fn play<'a>(mut driver: impl Driver, senders: &[Sender<'a>], time: u64) -> Passed<'a> {
     let mut random = Random(0x7469_6465_7761_6c6c);
     let mut passed = Passed::new();
-    // Not together with the others, nor with an epoch of the driver's.
+    // Not in step with the others, nor with an epoch of the driver.
     let start = 1_000 * SECOND + 123_456_789;
     let mut next: Vec<(u64, u64)> = (1..=senders.len() as u64)
         .map(|number| (start + number * 7_919, 0))
@@ -151,9 +151,8 @@ fn play<'a>(mut driver: impl Driver, senders: &[Sender<'a>], time: u64) -> Passe
     }
 }
 
-/// Plays a scene for two seconds compiled for the processor, and the beginning of it with
-/// both; all but the "blast" must get 99 % through, and that no more than `most`
-/// a second.
+/// Plays a scene for two seconds compiled for the processor, and its beginning with both.
+/// All but the "blast" must get 99 % through, and the blast at most `most` per second.
 fn hold(senders: &[Sender<'_>], most: u64) {
     const EMULATED: u64 = SECOND / 20;
     let ours = tables();
@@ -168,7 +167,7 @@ fn hold(senders: &[Sender<'_>], most: u64) {
     for (name, (passed, sent)) in play(&tables(), senders, seconds * SECOND) {
         println!("{name}: {passed} of {sent} passed in {seconds} s");
         if name == "blast" {
-            // And what the shares hold at first.
+            // Plus the initial content of the shares.
             let most = most * seconds + 20_000;
             assert!(passed <= most, "{passed} of the blast passed");
         } else {
@@ -247,7 +246,7 @@ fn a_flood_of_one_flow_leaves_sessions_theirs() {
     );
 }
 
-/// Where the shares are all taken, the kernel is asked.
+/// When the shares are all used up, the kernel is asked.
 #[test]
 fn what_the_kernel_has_a_socket_for_passes_beyond_all_shares() {
     let tuple = |from: [u8; 4], source, port| [&from[..], &HERE, &ports(source, port)].concat();
@@ -320,7 +319,7 @@ fn one_neighbour_does_not_take_the_others_arp() {
         &[sender("blast", 100_000, answers), router(), asks()],
         4_000,
     );
-    // Under any name: answers to us come before what all get.
+    // From any source: answers to us take precedence over the common rate.
     let anybody = |_: u64, random: &mut Random| {
         let [_, _, a, b, c, d, ..] = random.next().to_be_bytes();
         arp(EVERYBODY, [2, 9, a, b, c, d])
@@ -415,7 +414,7 @@ fn a_forwarding_host_gets_what_may_go_on_to_a_container() {
     assert_eq!(passed(FORWARDING), (100_000, 100_000));
 }
 
-/// Frames that pass of so many at once.
+/// Number of frames that pass of this many at once.
 fn passed_at_once(tables: &Tables, frame: &[u8], count: u64, now: u64) -> u64 {
     let mut driver = tables;
     (0..count)
@@ -433,7 +432,7 @@ fn what_is_left_of_a_budget_does_not_tell_what_others_had() {
         .map(|epoch| passed_at_once(&tables, &frame, 2_000, epoch << 30))
         .collect();
     let distinct: std::collections::BTreeSet<_> = bursts.iter().collect();
-    // 512 a burst, and two shares of 32.
+    // 512 per burst, and two shares of 32.
     let (least, most) = (bursts.iter().min().unwrap(), bursts.iter().max().unwrap());
     assert!((256 + 64..400).contains(least), "{least}");
     assert!((700..=768 + 64).contains(most), "{most}");
@@ -465,7 +464,7 @@ fn resets_of_one_network_say_nothing_of_anothers() {
     let (mut same, epochs) = (0, 200u64);
     for epoch in 1..=epochs {
         let now = epoch << 30;
-        // In the name of a client whose connection the attacker looks for.
+        // In the name of a client whose connection the attacker searches for.
         let in_its_name = tcp([10, 1, 2, 3], 4_000, 80, ACK);
         passed_at_once(&busy, &in_its_name, 2_000, now);
         let own = tcp([203, 0, 113, 7], 4_000, 80, ACK);

@@ -1,6 +1,6 @@
-//! What the driver program reads in well-formed frames, judged by a parser that is
-//! not ours: is the frame for this host, in which fragment of what protocol, from
-//! where to where.
+//! The driver program's parsing of well-formed frames, compared with an independent
+//! parser: is the frame for this host, in which fragment of what protocol, from where to
+//! where.
 
 mod demux_support;
 
@@ -15,7 +15,8 @@ const LOCALS: [&str; 4] = ["192.0.2.1", "192.0.2.2", "2001:db8::1", "fe80::1"];
 /// Channel of a flow; those of listeners are the numbers of their protocols.
 const CONNECTED: u16 = 100;
 
-/// Tables of a host whose every port is owned, with a channel that says whose.
+/// Tables of a host whose every port is owned, with a channel that identifies the
+/// protocol.
 fn tables() -> Tables {
     let tables = Tables::in_memory_with_key(HASH_KEY).unwrap();
     tables
@@ -38,14 +39,14 @@ fn tables() -> Tables {
     tables
 }
 
-/// What the other parser makes of a unicast IP datagram.
+/// The other parser's view of a unicast IP datagram.
 #[derive(Debug)]
 struct Datagram {
     version: u8,
     source: IpAddr,
     destination: IpAddr,
     protocol: u8,
-    /// Of its payload behind all IP headers.
+    /// Start of its payload, after all IP headers.
     start: usize,
     end: usize,
     kind: Kind,
@@ -66,7 +67,7 @@ fn expected(frame: &[u8]) -> Option<Expected> {
         return Some(Expected::Kernel(Counter::Multicast));
     }
     if !packet.link_exts.is_empty() {
-        // An older number of tags, which is not one of IEEE 802.1Q's.
+        // An old tag type, which is not one of IEEE 802.1Q's.
         let counter = if frame[12..14] == [0x91, 0] {
             Counter::Unknown
         } else {
@@ -84,7 +85,7 @@ fn expected(frame: &[u8]) -> Option<Expected> {
         Some(NetSlice::Ipv6(ip)) => {
             let header = ip.header();
             let [source, destination] = [header.source_addr(), header.destination_addr()];
-            // Again a jumbogram, for the other parser; and bounds of ours.
+            // A jumbogram to the other parser; and limits of the program.
             let headers = ip.extensions().clone().into_iter();
             let is_fragment =
                 |header: &_| matches!(header, etherparse::Ipv6ExtensionSlice::Fragment(_));
@@ -171,7 +172,7 @@ fn first_fragment(net: &NetSlice<'_>) -> bool {
     }
 }
 
-/// What the driver program makes of a frame: its verdict and the metadata.
+/// The driver program's result for a frame: its verdict and the metadata.
 fn run(tables: &Tables, frame: &[u8]) -> (Verdict, Option<Metadata>) {
     let verdict = drive(tables, 0, &mut frame.to_vec(), 1_000_000_000);
     match verdict {
@@ -221,7 +222,7 @@ fn judge(tables: &Tables, name: &str, frame: &[u8]) -> bool {
     assert_eq!(read, sought, "{}", context());
     let read = [metadata.transport, metadata.end].map(usize::from);
     assert_eq!(read, [datagram.start, datagram.end], "{}", context());
-    // Nor is it of any other flow than of the one that the other parser reads.
+    // Nor does it belong to another flow than the other parser's.
     let mapped = datagram.version == 6 && datagram.source.to_canonical().is_ipv4();
     if source != 0 && !mapped {
         let local = SocketAddr::new(datagram.destination, destination);

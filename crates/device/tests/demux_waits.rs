@@ -1,5 +1,6 @@
-//! Which segments the driver program puts aside for the next round, by the program
-//! compiled for the processor (`demux_agreement` holds the kernel to the same).
+//! The segments that the driver program puts aside for the next round, tested with the
+//! program compiled for the processor (`demux_agreement` checks that the kernel's does
+//! the same).
 
 mod demux_support;
 
@@ -17,7 +18,7 @@ fn tables(limit: u32) -> Tables {
     tables
 }
 
-/// A segment at a time of the application's clock; what the driver found out.
+/// Passes a segment at a time of the application's clock; returns the driver's metadata.
 fn at(tables: &Tables, time: Duration, bytes: &[u8]) -> Metadata {
     let now = (COOKIES.epoch + time).as_nanos() as u64;
     match drive(tables, 0, &mut bytes.to_vec(), now) {
@@ -70,7 +71,7 @@ fn a_flow_says_which_segments_may_wait() {
             assert!(age.abs_diff(real) < Duration::from_micros(3), "{age:?}");
         }
     }
-    // A flow that is entered anew says nothing.
+    // A re-entered flow permits nothing to wait.
     set(&tables, Waits::AllUntil(end));
     let (local, remote) = flow();
     let tcp = tidewall_device::demux::layout::Protocol::Tcp;
@@ -89,7 +90,7 @@ fn nothing_waits_for_long() {
     let bare = named("bare");
     let waits = |after: Duration, bytes: &[u8]| at(&tables, now + after, bytes).waited_since() != 0;
     let millis = Duration::from_millis;
-    // An acknowledgment not unless rounds are frequent.
+    // An acknowledgment waits only if rounds are frequent.
     set(&tables, Waits::Acknowledgments);
     assert!(!waits(millis(0), &bare), "nobody has looked yet");
     tables.embedded.note_round(0, now);
@@ -100,7 +101,7 @@ fn nothing_waits_for_long() {
         !waits(Duration::from_secs(7_200), &bare),
         "a keepalive probe"
     );
-    // All the rest not beyond an end that does not come again.
+    // All others wait until an end that does not recur.
     set(&tables, Waits::AllUntil(now + millis(10)));
     assert!(waits(millis(0), &bare) && waits(millis(10), &bare));
     for after in [15, 20, 1_000, 40_000, 65_000] {
@@ -119,7 +120,7 @@ fn no_more_wait_than_there_is_room_for() {
     assert_eq!([waits(), waits(), waits()], [true, true, false]);
     tables.embedded.waiting_taken(0, 1);
     assert_eq!([waits(), waits()], [true, false]);
-    // Those that never came.
+    // Frames that never arrived.
     let head = tables.embedded.waiting_head(0);
     tables.embedded.waiting_caught_up(0, head);
     assert_eq!([waits(), waits(), waits()], [true, true, false]);

@@ -1,6 +1,6 @@
 //! Private mode in the kernel, by BPF_PROG_TEST_RUN: where the demultiplexer sends a
-//! private application's frames, whatever its table says; and what of the frames that it
-//! sends is let pass.
+//! private application's frames, whatever its table contains. Also which of the frames
+//! that it sends pass.
 
 mod demux_support;
 
@@ -30,7 +30,7 @@ const DROP: u32 = 1;
 const REDIRECT: u32 = 4;
 const SHOT: u32 = 2;
 const REDIRECTED: u32 = 7;
-/// Where a test run says that a frame came in: the loopback device.
+/// The input interface of a test run: the loopback device.
 const LOOPBACK: u32 = 1;
 /// Application 0 has the corpus' tables; this one has tables of its own.
 const OTHER: u16 = 3;
@@ -108,7 +108,7 @@ impl Bed {
         })
     }
 
-    /// `None`, with a line that says so, without the privilege.
+    /// `None`, with a message, without the privilege.
     fn new(test: &str) -> Option<Self> {
         match Program::load() {
             Err(error) if error.kind() == io::ErrorKind::PermissionDenied => {
@@ -149,7 +149,7 @@ impl Bed {
         (result.return_value, out, metadata)
     }
 
-    /// What becomes of a frame that an application sends, and the cause that was counted.
+    /// The fate of a frame that an application sends, and the cause that was counted.
     fn send(&mut self, frame: &[u8]) -> (u32, Sent) {
         let application = self.near_ends.get(&LOOPBACK, 0);
         let place = application.unwrap_or(APPLICATIONS as u32);
@@ -160,7 +160,7 @@ impl Bed {
             ..TestRunOptions::new()
         });
         let result = match result {
-            // It takes none that is shorter than an IP header.
+            // It accepts none that is shorter than an IP header.
             Err(_) if frame.len() < 14 + 40 => return (SHOT, Sent::Malformed),
             result => result.unwrap(),
         };
@@ -279,7 +279,7 @@ fn scribble(table: &Application, random: &mut Random) {
 }
 
 /// Whatever an application writes in its table, its frames go to its own pair or nowhere,
-/// and nobody else's table changes.
+/// and no other table changes.
 #[test]
 fn a_table_full_of_anything_gets_an_application_no_other_place() {
     let name = "a_table_full_of_anything_gets_an_application_no_other_place";
@@ -287,7 +287,7 @@ fn a_table_full_of_anything_gets_an_application_no_other_place() {
         return;
     };
     let mut random = Random(0x5eed_0017);
-    // The ports and circuits of the corpus are the other's now.
+    // The ports and circuits of the corpus are now the other's.
     let trusted = &bed.tables.trusted;
     for (label, _) in circuits() {
         trusted.disown_circuit(label);
@@ -390,11 +390,11 @@ fn only_what_an_application_may_send_leaves() {
     own(Protocol::Udp, None, 4000, OTHER);
     own(Protocol::Tcp, None, 4001, OTHER);
     own(Protocol::Udp, None, 4002, 0);
-    // Of all addresses but one, which a neighbour has; and of one alone.
+    // A port of all addresses but one, which a neighbour owns; and a port of one alone.
     own(Protocol::Udp, None, 4003, OTHER);
     own(Protocol::Udp, Some("192.0.2.2"), 4003, 0);
     own(Protocol::Udp, Some(HERE6), 4004, OTHER);
-    // Before anybody said what the device is.
+    // Before the device is declared.
     assert_eq!(bed.send(&good).0, SHOT);
     trusted.set_device(LOOPBACK, MacAddress(LINK), 1500);
 
@@ -429,7 +429,7 @@ fn only_what_an_application_may_send_leaves() {
         (ipv4(HERE, 1, 0, &[8; 16]), Sent::Protocol),
         (ipv4(HERE, 2, 0, &[0x16; 16]), Sent::Protocol),
         (ipv4(HERE, 47, 0, &[0; 40]), Sent::Protocol),
-        // Behind extension headers.
+        // After extension headers.
         (ipv6(HERE6, 0, &[17, 0, 0, 0, 0, 0, 0, 0]), Sent::Protocol),
         (ipv6(HERE6, 60, &[58, 0, 0, 0, 0, 0, 0, 0]), Sent::Protocol),
         // First, later, and both.
@@ -452,7 +452,7 @@ fn only_what_an_application_may_send_leaves() {
             ipv6("::ffff:192.0.2.1", 17, &from_port(4000, 8)),
             Sent::Address,
         ),
-        // Nobody's, a neighbour's, the other protocol's, and a neighbour's at one address.
+        // Unowned, a neighbour's, the other protocol's, and a neighbour's at one address.
         (ipv4(HERE, 17, 0, &from_port(4009, 8)), Sent::Port),
         (ipv4(HERE, 17, 0, &from_port(4002, 8)), Sent::Port),
         (ipv4(HERE, 6, 0, &from_port(4000, 20)), Sent::Port),
@@ -462,7 +462,7 @@ fn only_what_an_application_may_send_leaves() {
         (ipv4(HERE, 17, 0, &from_port(0, 8)), Sent::Port),
         (ipv4(HERE, 17, 0, &from_port(4000, 1481)), Sent::Long),
     ]);
-    // Options, a wrong version, lengths that are not so.
+    // Options, a wrong version, wrong lengths.
     for (at, value) in [
         (14, 0x46),
         (14, 0x44),
@@ -484,7 +484,7 @@ fn only_what_an_application_may_send_leaves() {
     for (frame, cause) in &forged {
         assert_eq!(bed.send(frame), (SHOT, *cause), "{frame:02x?}");
     }
-    // Cut anywhere, nothing of it leaves.
+    // Truncated anywhere, nothing of it leaves.
     for frame in &allowed[2..] {
         let headers = if frame[12] == 8 { 14 + 20 } else { 14 + 40 };
         for length in 14..headers + 8 {
@@ -492,10 +492,11 @@ fn only_what_an_application_may_send_leaves() {
             assert_eq!(action, SHOT, "{length} of {frame:02x?}");
         }
     }
-    // Its port given back.
+    // Its port is returned.
     trusted.disown_port(Protocol::Udp, None, 4000).unwrap();
     assert_eq!(bed.send(&good), (SHOT, Sent::Port));
-    // Circuits: its own, nobody's, a neighbour's; a label that is not the only one, half a label.
+    // Circuits: its own, an unowned one, a neighbour's; a label that is not the only one,
+    // half a label.
     let [own, nobodys, neighbours] = [60_100, 60_101, 60_102].map(|vci| {
         let label = Label::of_circuit(Circuit { vpi: 0, vci }).unwrap();
         let mut frame = good[..12].to_vec();
@@ -517,8 +518,8 @@ fn only_what_an_application_may_send_leaves() {
     assert_eq!(bed.send(&own.1), (SHOT, Sent::Port));
 }
 
-/// Random frames, most of them near a good one: what leaves is what a slow reading of the
-/// rule lets leave.
+/// Random frames, most of them near a good one: only frames leave that a slow reading of
+/// the rule permits.
 #[test]
 fn what_leaves_was_sent_by_the_rule() {
     let Some(mut bed) = Bed::new("what_leaves_was_sent_by_the_rule") else {

@@ -1,5 +1,5 @@
-//! The tap against the kernel at its other end, in a network namespace that
-//! goes with the test. The parts that run inside it are ignored unless named.
+//! The tap against the kernel at its other end, in a network namespace that ends with the
+//! test. The parts that run inside it are ignored unless named.
 
 use std::io::{ErrorKind, Read, Write};
 use std::net::{Ipv4Addr, Ipv6Addr, SocketAddr, TcpStream, UdpSocket};
@@ -28,7 +28,7 @@ const CHANNEL: ChannelId = ChannelId::new(5, 1);
 /// Longest wait for a frame.
 const TIMEOUT: Duration = Duration::from_secs(5);
 
-/// Runs a part of this file in a namespace of its own.
+/// Runs a part of this file in its own namespace.
 fn in_namespace(part: &str) {
     let output = Command::new("unshare")
         .args(["--net", "--mount", "sh", "-ec"])
@@ -98,8 +98,8 @@ impl Bed {
         shell(&format!(
             "ip address add {KERNEL4}/24 dev {NAME}; ip address add {KERNEL6}/64 dev {NAME} nodad"
         ));
-        // The kernel makes the route to its own address later, in work that waits for
-        // other namespaces; what comes before that is not for it.
+        // The kernel adds the route to its own address later, in work that waits for
+        // other namespaces; earlier frames are not for it.
         let route = format!("ip -6 route show table local {KERNEL6}");
         let end = Instant::now() + TIMEOUT;
         while shell(&route).is_empty() {
@@ -160,7 +160,7 @@ impl Bed {
         self.tap.queue.receive.fill(&mut vec![received.frame]);
     }
 
-    /// A frame to be filled in and sent.
+    /// A frame to fill in and send.
     fn frame(&mut self) -> Frame {
         let queue = &mut self.tap.queue;
         queue.transmit.reclaim(&mut queue.frames);
@@ -347,12 +347,12 @@ mod body {
             (0, 0, 0)
         );
         assert_eq!((counters.long, counters.written), (0, 16));
-        // The kernel's own chatter on a new interface is nobody's.
+        // The kernel's own traffic on a new interface is for no application.
         assert!(counters.read >= 8 + counters.nobodys, "{counters:?}");
     }
 
-    /// A connection made by hand: what one end writes at once, the other sees
-    /// as one segment.
+    /// A connection made by hand: data written at once by one end arrives at the other as
+    /// one segment.
     pub fn long_segments_pass_uncut_both_ways() {
         let mut bed = Bed::new();
         for v6 in [false, true] {
@@ -370,7 +370,7 @@ mod body {
                 stream.read_exact(&mut got).unwrap();
                 got
             });
-            // The connection before may still be saying goodbye.
+            // The previous connection may still be closing.
             let syn = loop {
                 let (header, _, _) = bed.segment();
                 if header.flags == Flags::SYN {
@@ -410,7 +410,7 @@ mod body {
             assert!(bytes == pattern(60_000), "bytes came changed");
             assert!(longest > 10_000, "cut to {longest}");
             assert!(bed.tap.counters.read().long > before.long);
-            // In two: the kernel's window is 64 KiB less what it thinks.
+            // In two parts: the kernel's window is 64 KiB less its estimated overhead.
             for half in pattern(60_000).chunks(30_000) {
                 bed.send_segment(v6, answer, half);
                 answer.sequence += half.len() as u32;

@@ -1,8 +1,8 @@
-//! Adaptors that demultiplex: a port is given a receive queue of its own.
+//! Adaptors that demultiplex: they move a port to its own receive queue.
 //!
-//! [`Card`] does it by a real card's n-tuple rules, [`SteeringVeth`] by what stands for a
-//! card in tests and the laboratory. Both put everything back when they are dropped, and
-//! by the restorer when the process dies first.
+//! [`Card`] uses a real card's n-tuple rules. [`SteeringVeth`] uses a stand-in for a
+//! card, in tests and the laboratory. Both restore everything when they are dropped; the
+//! restorer does if the process dies first.
 
 use std::fmt;
 use std::io;
@@ -12,27 +12,27 @@ use crate::ethtool::{Filters, Narrowed, NtupleRule, Steering};
 use crate::restore::{Restorer, Undo};
 use tidewall_device::demux::layout::Protocol;
 
-/// A device that can put a port's frames on its last receive queue, and no others.
+/// A device that can put a port's frames, and no others, on its last receive queue.
 pub trait Adaptor: fmt::Debug + Send {
-    /// Has what comes to a port put on the last receive queue, `queue`. An earlier port
-    /// is put back first.
+    /// Steers a port's frames to the last receive queue, `queue`. An earlier port is
+    /// moved back first.
     ///
     /// # Errors
     /// `Unsupported` where the device cannot; what it reports otherwise. Nothing has
     /// changed then.
     fn steer(&mut self, flow: NtupleRule, queue: u32) -> io::Result<()>;
 
-    /// Puts the port back, if there is one.
+    /// Moves the port back, if there is one.
     fn put_back(&mut self);
 }
 
-/// A card, by its n-tuple rules and its hash's table. Rules alone would not do: the hash
-/// puts ordinary flows on each queue, and the reserved one is polled last.
+/// A card, through its n-tuple rules and its hash's table. Rules alone would not do: the
+/// hash puts ordinary flows on each queue, and the reserved one is polled last.
 #[derive(Debug)]
 pub struct Card {
     interface: String,
     restorer: Restorer,
-    // Rules go before the switch that makes them count, and before other flows come to
+    // Rules are removed before the switch that enables them, and before other flows use
     // their queue again.
     rule: Option<Steering>,
     narrowed: Option<Narrowed>,
@@ -40,7 +40,8 @@ pub struct Card {
 }
 
 impl Card {
-    /// An adaptor of an interface of the caller's network namespace. Nothing is changed yet.
+    /// Creates an adaptor for an interface of the caller's network namespace. Nothing is
+    /// changed yet.
     pub fn new(interface: &str, restorer: &Restorer) -> Self {
         Card {
             interface: interface.to_owned(),
@@ -70,8 +71,8 @@ impl Adaptor for Card {
     }
 }
 
-/// A veth whose other end picks the receive queue (`bpf/adaptor.bpf.c`). That device's
-/// group is the rule table.
+/// A veth whose other end picks the receive queue (`bpf/adaptor.bpf.c`). The device group
+/// of that end is the rule table.
 #[derive(Debug)]
 pub struct SteeringVeth {
     namespace: String,
@@ -81,8 +82,8 @@ pub struct SteeringVeth {
 }
 
 impl SteeringVeth {
-    /// `peer`: the other end, in the network namespace of that name. The program is
-    /// attached there already.
+    /// `peer`: the other end, in the network namespace of that name, with the program
+    /// already attached.
     pub fn new(namespace: &str, peer: &str, restorer: &Restorer) -> Self {
         SteeringVeth {
             namespace: namespace.to_owned(),
@@ -123,7 +124,7 @@ impl Adaptor for SteeringVeth {
     }
 
     fn put_back(&mut self) {
-        // The restorer tries again where this fails.
+        // The restorer retries where this fails.
         self.rule = None;
     }
 }

@@ -21,17 +21,17 @@ use tidewall_sys::{option_bytes, set_option};
 
 use crate::protocol::{Answer, DESCRIPTORS, MESSAGE_BYTES, Request};
 
-/// How long an answer of a manager is waited for: longer than a restarted one awaits its
+/// How long to wait for a manager's answer: longer than a restarted manager waits for its
 /// applications.
 pub const ANSWER_WITHIN: Duration = Duration::from_secs(6);
 
-/// One end of a SOCK_SEQPACKET connection, which a forked child does not have.
+/// One end of a SOCK_SEQPACKET connection, which a forked child does not keep.
 #[derive(Debug)]
 pub struct Connection {
     socket: Unshared<OwnedFd>,
 }
 
-/// Who is at the other end, as the kernel knows it of when they connected (SO_PEERCRED).
+/// Credentials of the other end, as the kernel recorded them at connect (SO_PEERCRED).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Credentials {
     /// Effective user id.
@@ -40,29 +40,30 @@ pub struct Credentials {
     pub pid: u32,
 }
 
-/// A message as it came.
+/// A received message.
 #[derive(Debug, Default)]
 pub struct Received {
-    /// Its bytes; of a longer one than a message is, one byte more than that.
+    /// Its bytes; for one longer than a message may be, one byte more than that.
     pub bytes: Vec<u8>,
-    /// All that came beside it. To close a descriptor of a hostile sender may block.
+    /// All descriptors passed beside it. Closing a descriptor of a hostile sender may
+    /// block.
     pub descriptors: Vec<OwnedFd>,
 }
 
-/// Most descriptors that the kernel passes beside a message (`SCM_MAX_FD`). With less room it
-/// closes those beyond within recvmsg(2).
+/// Most descriptors that the kernel passes beside a message (`SCM_MAX_FD`). With less
+/// room it closes the excess within recvmsg(2).
 const PASSED_MOST: usize = 253;
-/// Whether senders may pass descriptors (linux/socket.h, since Linux 6.16), inherited by what
-/// a listener accepts.
+/// Whether senders may pass descriptors (linux/socket.h, since Linux 6.16); accepted
+/// sockets inherit it from the listener.
 const SO_PASSRIGHTS: i32 = 83;
 
 impl Credentials {
-    /// Of the other end of a Unix socket.
+    /// Returns the credentials of the other end of a Unix socket.
     ///
     /// # Errors
-    /// What the kernel reports.
+    /// Those the kernel reports.
     pub fn of_peer(socket: impl AsFd) -> io::Result<Self> {
-        // `struct ucred`. Not by rustix, whose process ids are never 0.
+        // `struct ucred`. rustix cannot be used: its process ids are never 0.
         let mut bytes = [0; 12];
         option_bytes(socket, libc::SOL_SOCKET, libc::SO_PEERCRED, &mut bytes)?;
         let [pid, uid, _]: [u32; 3] = zerocopy::transmute!(bytes);
@@ -96,10 +97,10 @@ impl Connection {
         Ok((Self::new(one)?, Self::new(other)?))
     }
 
-    /// An end that was handed over.
+    /// Wraps an end that was handed over.
     ///
     /// # Errors
-    /// What the kernel reports.
+    /// Those the kernel reports.
     pub fn of_descriptor(socket: OwnedFd) -> io::Result<Self> {
         Self::new(socket)
     }
@@ -112,8 +113,10 @@ impl Connection {
     /// Sends a message with at most [`DESCRIPTORS`] descriptors.
     ///
     /// # Errors
-    /// WouldBlock where the end does not block, or its time is over, and the other does not
-    /// read; BrokenPipe, ConnectionReset after its hang-up; EINVAL for too many descriptors.
+    /// - WouldBlock: the other end does not read, and this end does not block or its time
+    ///   is over
+    /// - BrokenPipe, ConnectionReset: after a hang-up
+    /// - EINVAL: too many descriptors
     pub fn send(
         &self,
         message: &[u8; MESSAGE_BYTES],
@@ -122,10 +125,10 @@ impl Connection {
         self.send_with(message, descriptors, SendFlags::NOSIGNAL)
     }
 
-    /// As [`Connection::send`], without a wait.
+    /// As [`Connection::send`], without waiting.
     ///
     /// # Errors
-    /// As there.
+    /// As [`Connection::send`].
     pub fn send_now(
         &self,
         message: &[u8; MESSAGE_BYTES],
@@ -143,7 +146,7 @@ impl Connection {
     ) -> io::Result<()> {
         let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(DESCRIPTORS))];
         let mut ancillary = SendAncillaryBuffer::new(&mut space);
-        // Room for one more may be there, for the sake of alignment.
+        // Alignment may leave room for one more.
         if descriptors.len() > DESCRIPTORS
             || (!descriptors.is_empty()
                 && !ancillary.push(SendAncillaryMessage::ScmRights(descriptors)))
@@ -159,10 +162,10 @@ impl Connection {
         }
     }
 
-    /// Sends a manager a request with the descriptors that go beside it.
+    /// Sends a manager a request with its descriptors.
     ///
     /// # Errors
-    /// As [`Connection::send`]; what the manager said when it refused the connection.
+    /// As [`Connection::send`]; the manager's message when it refused the connection.
     pub fn request(
         &self,
         request: &Request,
@@ -180,20 +183,20 @@ impl Connection {
         sent
     }
 
-    /// The next message; `None` after the other's hang-up, which an empty message counts
-    /// as.
+    /// Receives the next message; `None` after the other end's hang-up. An empty message
+    /// counts as one.
     ///
     /// # Errors
-    /// WouldBlock where the end does not block, or its time is over, and there is none; what
+    /// WouldBlock if there is none, and the end does not block or its time is over; what
     /// the kernel reports.
     pub fn receive(&self) -> io::Result<Option<Received>> {
         self.receive_with(RecvFlags::CMSG_CLOEXEC)
     }
 
-    /// As [`Connection::receive`], without a wait.
+    /// As [`Connection::receive`], without waiting.
     ///
     /// # Errors
-    /// As there.
+    /// As [`Connection::receive`].
     pub fn receive_now(&self) -> io::Result<Option<Received>> {
         self.receive_with(RecvFlags::CMSG_CLOEXEC | RecvFlags::DONTWAIT)
     }
@@ -213,15 +216,15 @@ impl Connection {
         Ok(Some(Received { bytes, descriptors }))
     }
 
-    /// As [`Connection::receive`], of a peer that may not pass descriptors: nothing that it
-    /// passes is installed, nor closed, here.
+    /// As [`Connection::receive`], from a peer that may not pass descriptors: none that
+    /// it passes is installed, or closed, here.
     ///
     /// # Errors
-    /// PermissionDenied where descriptors are beside the message, which stays where it is;
-    /// else as there.
+    /// PermissionDenied if descriptors are beside the message, which stays where it is;
+    /// else as [`Connection::receive`].
     pub fn receive_bytes(&self) -> io::Result<Option<Received>> {
         let none = &mut RecvAncillaryBuffer::new(&mut []);
-        // A look at descriptors closes copies of them, never the last.
+        // Peeking at descriptors closes copies of them, never the last.
         let Some((_, flags)) = self.take(none, RecvFlags::PEEK)? else {
             return Ok(None);
         };
@@ -235,7 +238,8 @@ impl Connection {
         }))
     }
 
-    /// Bytes of the next message: of a longer one than a message is, one more than that.
+    /// Bytes of the next message; for one longer than a message may be, one byte more
+    /// than that.
     fn take(
         &self,
         ancillary: &mut RecvAncillaryBuffer<'_>,
@@ -247,7 +251,8 @@ impl Connection {
             let mut slice = [IoSliceMut::new(&mut bytes)];
             match recvmsg(&*self.socket, &mut slice, ancillary, flags) {
                 Err(Errno::INTR) => {}
-                // The peer closed without reading all. What it sent before comes next.
+                // The peer closed without reading everything. Data that it sent before
+                // follows.
                 Err(Errno::CONNRESET) if !is_reset => is_reset = true,
                 Err(Errno::CONNRESET) => return Ok(None),
                 result => break result?,
@@ -257,41 +262,42 @@ impl Connection {
         Ok((received.bytes > 0).then_some((bytes, received.flags)))
     }
 
-    /// Has the kernel let the peer pass descriptors, or refuse that (EPERM at the peer). Before
-    /// Linux 6.16 the kernel cannot refuse it, and they are left to
-    /// [`Connection::receive_bytes`].
+    /// Makes the kernel permit or refuse (EPERM at the peer) that the peer passes
+    /// descriptors. Before Linux 6.16 the kernel cannot refuse it;
+    /// [`Connection::receive_bytes`] must handle them.
     pub fn set_descriptors_allowed(&self, allowed: bool) {
         allow_descriptors(&*self.socket, allowed);
     }
 
-    /// Who is at the other end.
+    /// The credentials of the other end.
     ///
     /// # Errors
-    /// What the kernel reports.
+    /// Those the kernel reports.
     pub fn peer(&self) -> io::Result<Credentials> {
         Credentials::of_peer(&*self.socket)
     }
 }
 
 impl AsFd for Connection {
-    /// Readable, for `poll(2)`, when there is a message or the other has hung up.
+    /// Becomes readable, for `poll(2)`, when there is a message or the other end has hung
+    /// up.
     fn as_fd(&self) -> BorrowedFd<'_> {
         self.socket.as_fd()
     }
 }
 
-/// Where a manager's applications connect.
+/// The socket that a manager's applications connect to.
 #[derive(Debug)]
 pub struct Listener {
     socket: OwnedFd,
 }
 
 impl Listener {
-    /// Listens at a path that everybody may connect to; who may do what is decided by
-    /// their credentials. What an earlier process has left there is replaced.
+    /// Listens at a path that every user may connect to; credentials decide what each may
+    /// do. Replaces what an earlier process left there.
     ///
     /// # Errors
-    /// What the file system and the kernel report.
+    /// Those the file system and the kernel report.
     pub fn bind(path: &Path) -> io::Result<Self> {
         match std::fs::remove_file(path) {
             Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(error),
@@ -305,10 +311,11 @@ impl Listener {
         Ok(Listener { socket })
     }
 
-    /// A socket that listens already, as systemd hands it.
+    /// Wraps a socket that already listens, as systemd passes it.
     ///
     /// # Errors
-    /// EINVAL for one that is no SOCK_SEQPACKET socket of AF_UNIX; what the kernel reports.
+    /// EINVAL for one that is not a SOCK_SEQPACKET socket of AF_UNIX; what the kernel
+    /// reports.
     pub fn adopt(socket: OwnedFd) -> io::Result<Self> {
         if sockopt::socket_domain(&socket)? != AddressFamily::UNIX
             || sockopt::socket_type(&socket)? != SocketType::SEQPACKET
@@ -321,14 +328,15 @@ impl Listener {
         Ok(Listener { socket })
     }
 
-    /// Where it listens; `None` for a name that is no path.
+    /// Its path; `None` for a name that is not a path.
     pub fn path(&self) -> Option<PathBuf> {
         let name = SocketAddrUnix::try_from(getsockname(&self.socket).ok()?).ok()?;
         let path = name.path_bytes()?;
         Some(OsStr::from_bytes(path).into())
     }
 
-    /// The next connection, whose end here does not block; `None` when there is none.
+    /// Accepts the next connection, whose end here does not block; `None` when there is
+    /// none.
     ///
     /// # Errors
     /// EMFILE, ENFILE; ENOMEM.
@@ -342,7 +350,7 @@ impl Listener {
 }
 
 impl AsFd for Listener {
-    /// Readable, for `poll(2)`, when there is a connection.
+    /// Becomes readable, for `poll(2)`, when there is a connection.
     fn as_fd(&self) -> BorrowedFd<'_> {
         self.socket.as_fd()
     }
@@ -352,7 +360,7 @@ impl AsFd for Listener {
 const BACKLOG: i32 = 128;
 
 fn allow_descriptors(socket: impl AsFd, allowed: bool) {
-    // Older kernels know no such option.
+    // Older kernels do not have this option.
     let _ = set_option(socket, libc::SOL_SOCKET, SO_PASSRIGHTS, allowed.into());
 }
 
@@ -403,7 +411,7 @@ mod tests {
         let many = vec![file.as_fd(); DESCRIPTORS + 1];
         let error = one.send(&[0; MESSAGE_BYTES], &many).unwrap_err();
         assert_eq!(error.kind(), io::ErrorKind::InvalidInput);
-        // From a sender that keeps to no rule.
+        // From a sender that follows no rule.
         let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(64))];
         let mut ancillary = SendAncillaryBuffer::new(&mut space);
         let many = vec![file.as_fd(); 64];

@@ -23,15 +23,15 @@ use crate::restore::{Knob, Restorer};
 pub struct Config {
     /// Interface name, in the caller's network namespace.
     pub interface: String,
-    /// Queues of the interface, all of which are opened; 0: as many as it has.
-    /// A queue left out would lose the frames of owned ports that it gets.
+    /// Queues of the interface, all of which are opened; 0: as many as it has. A queue
+    /// left out would lose the frames of owned ports that it receives.
     pub queues: u32,
-    /// Frames of memory a queue; a power of two, at least 256.
+    /// Frames of memory per queue; a power of two, at least 256.
     pub frames: u32,
     /// Frames that fit into the receive ring; a power of two.
     pub receive_ring: u32,
-    /// Where the driver program is to run; `None`: in the driver, or where that
-    /// cannot, on hardware, generically.
+    /// The mode in which the driver program is to run. `None`: in the driver; on hardware
+    /// without support for that, generically.
     pub mode: Option<XdpMode>,
 }
 
@@ -48,21 +48,20 @@ impl Config {
     }
 }
 
-/// Where in the kernel the driver program runs.
+/// The place in the kernel at which the driver program runs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum XdpMode {
     /// In the driver, before the kernel has made a buffer of the frame.
     Native,
-    /// In the kernel's receive path, after that: for drivers without XDP. The
-    /// driver's own poll still runs in the receiver's context, so that a flood
-    /// costs the receiver's time and not the whole host's, but each frame costs
-    /// a buffer first.
+    /// In the kernel's receive path, after that: for drivers without XDP. The driver's
+    /// own poll still runs in the receiver's context, so that a flood costs the
+    /// receiver's time and not the whole host's. But each frame first costs a buffer.
     Generic,
 }
 
 impl XdpMode {
-    /// Name for people.
+    /// Human-readable name.
     pub fn name(self) -> &'static str {
         match self {
             XdpMode::Native => "native",
@@ -83,43 +82,44 @@ impl std::str::FromStr for XdpMode {
     }
 }
 
-/// An open device: the driver program, its tables and one [`Queue`] a queue.
+/// An open device: the driver program, its tables and one [`Queue`] per queue.
 pub struct AfXdp {
     /// Queues, in order. Take them; the rest of the struct keeps them working.
     pub queues: Vec<Queue>,
     /// The program; dropping it detaches.
     pub program: Program,
-    // Put back when the program is gone, which may keep them off.
+    // Restored when the program is gone, which may keep them off.
     _features: Option<Features>,
-    /// Name of the interface's driver; empty where it does not report one.
+    /// Name of the interface's driver; empty if it does not report one.
     pub driver: String,
-    /// Where the program runs.
+    /// The mode in which the program runs.
     pub mode: XdpMode,
     /// True when the driver moves frames without copying.
     pub zero_copy: bool,
-    /// Transmit queues of the interface, 0 where that is not known. What is put
-    /// into the ring of a queue beyond them never leaves.
+    /// Transmit queues of the interface, 0 if not known. Frames put into the ring of a
+    /// queue beyond them never leave.
     pub transmit_queues: u32,
-    /// Who computes the checksums of what is sent. Where queues that transmit
+    /// The party that computes the checksums of sent frames. If transmitting queues
     /// differ, that of the first on which the device does not.
     pub checksums: Checksums,
-    /// The party that cuts long TCP segments: the stack where it does so on any queue.
+    /// The party that splits long TCP segments; the stack if it does so on any queue.
     pub segmentation: Segmentation,
     /// True when frames may carry checksums that a sender on this host left to
     /// its (virtual) device.
     pub checksum_offload_possible: bool,
-    /// Knobs that could not be set, in words; the stack goes on without them.
+    /// Settings that could not be changed, described in words; the stack works without
+    /// them.
     pub warnings: Vec<String>,
     interface: String,
     restorer: Option<Restorer>,
-    // Rules go before the switch that makes them count.
+    // Rules are removed before the switch that enables them.
     steering: Vec<Steering>,
     filters: Option<Filters>,
     _knobs: Vec<Knob>,
 }
 
 impl AfXdp {
-    /// Opens the interface, each queue over frame memory of its own.
+    /// Opens the interface, each queue over its own frame memory.
     ///
     /// # Errors
     /// As [`AfXdp::open_on`].
@@ -130,9 +130,13 @@ impl AfXdp {
     /// Opens the interface, its queues on parts of `umem` if there is one.
     ///
     /// # Errors
-    /// EPERM without CAP_NET_ADMIN, CAP_NET_RAW, CAP_BPF and CAP_PERFMON; ENODEV; EBUSY when
-    /// another program is attached or another process has the interface; EINVAL for a configuration out of range;
-    /// what the kernel reports otherwise. Nothing is left behind.
+    /// Nothing is left behind.
+    ///
+    /// - EPERM: without CAP_NET_ADMIN, CAP_NET_RAW, CAP_BPF and CAP_PERFMON
+    /// - ENODEV
+    /// - EBUSY: another program is attached or another process has the interface
+    /// - EINVAL: a configuration out of range
+    /// - otherwise what the kernel reports
     pub fn open_on(config: &Config, mut umem: Option<&mut SharedUmem>) -> io::Result<Self> {
         let invalid =
             |what: &str| Err(io::Error::new(io::ErrorKind::InvalidInput, what.to_owned()));
@@ -151,7 +155,7 @@ impl AfXdp {
         check_queues(&config.interface, present, queues)?;
         let index = interface::index(&config.interface)?;
         let mut warnings = Vec::new();
-        // Before anything is mapped: its image of us is small then.
+        // Before anything is mapped: its image of this process is small then.
         let restorer = match start_restorer(&config.interface, &mut warnings) {
             Ok(restorer) => Some(restorer),
             Err(error) if error.kind() == io::ErrorKind::ResourceBusy => return Err(error),
@@ -178,8 +182,8 @@ impl AfXdp {
             ));
         }
         let mode = attached?;
-        // virtio-net then receives on a queue more for each processor, where it
-        // can have them.
+        // virtio-net then receives on one more queue per processor, where it can have
+        // them.
         let queues = match queue_count(&config.interface) {
             Some(now) if present.is_some_and(|before| now > before) => now,
             _ => queues,
@@ -250,9 +254,9 @@ impl AfXdp {
         })
     }
 
-    /// Has the device put what comes to a local port on `queue`, by ntuple rules
-    /// that go with this struct or with the process. Where the device cannot,
-    /// a warning says so, and who sends must choose the queue.
+    /// Steers frames for a local port to `queue`, by n-tuple rules that end with this
+    /// struct or with the process. If the device cannot, a warning reports it, and the
+    /// sender must choose the queue.
     pub fn steer(&mut self, flow: NtupleRule, queue: u32) {
         let Some(restorer) = &self.restorer else {
             return;
@@ -278,7 +282,7 @@ impl AfXdp {
         }
     }
 
-    /// The process that puts things back; none where it could not be started.
+    /// The process that restores everything; none where it could not be started.
     pub fn restorer(&self) -> Option<&Restorer> {
         self.restorer.as_ref()
     }
@@ -293,7 +297,7 @@ impl AfXdp {
 struct EmbeddedOwner {
     tables: Arc<TrustedTables>,
     timer: Option<FlushTimer>,
-    /// `None` where the kernel cannot have it.
+    /// `None` where the kernel does not support it.
     input: Option<KernelInput>,
 }
 
@@ -330,8 +334,8 @@ impl Owner for EmbeddedOwner {
     }
 }
 
-/// Starts the restorer, with a record in case that both are killed; undoes first
-/// what such a kill has left.
+/// Starts the restorer, with a record in case both are killed. First undoes what such a
+/// kill has left.
 fn start_restorer(interface: &str, warnings: &mut Vec<String>) -> io::Result<Restorer> {
     match Record::of(interface) {
         Ok((record, undone)) => {
@@ -351,8 +355,8 @@ fn start_restorer(interface: &str, warnings: &mut Vec<String>) -> io::Result<Res
     }
 }
 
-/// Refuses a number of queues that is not the device's (`present`, where known)
-/// or too large.
+/// Rejects a number of queues that is not the device's (`present`, if known) or too
+/// large.
 fn check_queues(name: &str, present: Option<u32>, queues: u32) -> io::Result<()> {
     if queues <= QUEUES as u32 && present.is_none_or(|present| queues == present) {
         return Ok(());

@@ -1,9 +1,9 @@
-//! Whether the kernel lets in what a NAPI probe would be.
+//! Tests whether the kernel admits a NAPI probe.
 //!
-//! A probe is an owned datagram, and lost where source validation or a firewall
-//! drops it. So the kernel first gets a datagram of no value that differs from a
-//! probe in nothing that these look at: BPF_PROG_TEST_RUN with live frames (Linux
-//! 5.18) takes it as if the interface had received it.
+//! A probe is an owned datagram, and lost where source validation or a firewall drops it.
+//! So the kernel first gets a datagram of no value that these cannot tell from a probe.
+//! BPF_PROG_TEST_RUN with live frames (Linux 5.18) makes the kernel receive it as if it
+//! had arrived on the interface.
 
 use std::io;
 
@@ -23,7 +23,7 @@ impl KernelInput {
     /// Loads the program that passes frames.
     ///
     /// # Errors
-    /// What the kernel reports.
+    /// Those the kernel reports.
     pub(super) fn load(interface: u32) -> io::Result<Self> {
         let mut pass = load(programs::PASS).map_err(io::Error::other)?;
         let program: &mut Xdp = pass
@@ -35,11 +35,10 @@ impl KernelInput {
         Ok(KernelInput { pass, interface })
     }
 
-    /// Has the kernel take `frame` as received, most often before this returns.
+    /// Makes the kernel receive `frame`, usually before this returns.
     ///
     /// # Errors
-    /// EPERM without CAP_NET_ADMIN or CAP_BPF; ENODEV; what the kernel reports
-    /// otherwise.
+    /// EPERM without CAP_NET_ADMIN or CAP_BPF; ENODEV; what the kernel reports otherwise.
     pub(super) fn receive(&self, frame: &[u8]) -> io::Result<()> {
         let program: &Xdp = self
             .pass

@@ -1,18 +1,23 @@
-//! The owner of a device: who may load programs into it, change its settings and write
+//! The owner of a device, which may load programs into it, change its settings and write
 //! the trusted tables.
 //!
-//! Lives here: the driver program's life ([`Program`]), opening a device with all its
-//! queues ([`AfXdp`]), interrupt deferral and moderation, the test of the kernel's input
-//! path, what a real card lets its host decide ([`ethtool`]), and putting all of it back,
-//! even after SIGKILL ([`restore`]).
-//! Does not live here: sockets, protocols, what becomes of frames. An application needs of
-//! this crate only what it is handed: queues and its own tables
+//! Lives here:
+//!
+//! - the driver program's life ([`Program`])
+//! - opening a device with all its queues ([`AfXdp`])
+//! - interrupt deferral and moderation
+//! - the test of the kernel's input path
+//! - a real card's settings under the host's control ([`ethtool`])
+//! - restoring all of it, even after SIGKILL ([`restore`])
+//!
+//! Does not live here: sockets, protocols, the fate of frames. An application needs from
+//! this crate only what is handed over to it: queues and its own tables
 //! ([`tidewall_device::demux::ApplicationTables`]). An embedded stack is owner and
 //! application in one process: [`AfXdp::open`] is the owner then.
 //!
-//! Stays with the queues, in crates/device: making and binding an AF_XDP socket, since its
-//! rings and frames are mapped in the process that receives, and NAPI discovery, which
-//! goes on while frames come and asks the owner for each step
+//! Two things stay with the queues, in crates/device. An AF_XDP socket is made and bound
+//! there, since its rings and frames are mapped in the process that receives. NAPI
+//! discovery continues while frames arrive and asks the owner for each step
 //! ([`tidewall_device::afxdp::Owner`]).
 //!
 //! ```text
@@ -21,7 +26,8 @@
 //!     └─ map of one application + AF_XDP sockets ──► the process that receives
 //! ```
 //!
-//! Read first: bpf(2), Documentation/networking/af_xdp.rst and napi.rst in the Linux tree.
+//! Read first: bpf(2), Documentation/networking/af_xdp.rst and napi.rst in the Linux
+//! tree.
 #![deny(unsafe_code)]
 
 pub mod adaptor;

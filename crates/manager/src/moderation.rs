@@ -12,9 +12,9 @@ use tidewall_device::queue::{FLUSH_TIMEOUT, FLUSH_TIMEOUT_MAX, InterruptModerati
 use crate::ethtool::Coalescing;
 use crate::restore::{Knob, Restorer};
 
-/// Makes the device wait for the receiver's poll: the interrupt is deferred
-/// once, until the timer after the last poll, unless [`FlushTimer::set_deferral`]
-/// says otherwise. Both knobs are put back at the end.
+/// Makes the device wait for the receiver's poll: the interrupt is deferred once, until
+/// the timer after the last poll, unless [`FlushTimer::set_deferral`] changes that. Both
+/// knobs are restored at the end.
 pub(crate) fn defer_interrupts(
     interface: &str,
     restorer: &Restorer,
@@ -53,14 +53,14 @@ pub(crate) fn defer_interrupts(
     (knobs, timer)
 }
 
-/// Files of an interface that say whether interrupts are deferred, and how long.
+/// Files of an interface that control whether interrupts are deferred, and for how long.
 pub(crate) const KNOBS: [&str; 2] = ["napi_defer_hard_irqs", "gro_flush_timeout"];
 
-/// Nanoseconds of [`InterruptModeration::BusyPoll`]: over the longest scheduler tick in use but
-/// one (HZ=250).
+/// Nanoseconds of [`InterruptModeration::BusyPoll`]: more than the longest scheduler tick
+/// in use but one (HZ=250).
 const LONG: u64 = 5_000_000;
 
-/// Nanoseconds of [`InterruptModeration::Enabled`], which is how a device begins.
+/// Nanoseconds of [`InterruptModeration::Enabled`], a device's initial state.
 const ENABLED: u64 = 0;
 
 fn nanoseconds(time: Duration) -> u64 {
@@ -71,7 +71,7 @@ fn nanoseconds(time: Duration) -> u64 {
 /// work, until the timer has expired.
 const DEFERRED: u64 = 1;
 
-/// The device's `gro_flush_timeout` and `napi_defer_hard_irqs`, for switching while it
+/// The device's `gro_flush_timeout` and `napi_defer_hard_irqs`, for changes while it
 /// runs. The knobs that restore them are held elsewhere.
 #[derive(Clone, Debug)]
 pub(crate) struct FlushTimer {
@@ -84,9 +84,9 @@ pub(crate) struct FlushTimer {
 struct FlushTimerShared {
     defer: File,
     timeout: File,
-    /// What both were before, for while nothing is deferred.
+    /// Both original values, for while nothing is deferred.
     before: [String; 2],
-    /// What the timeout is set to, ns, or [`NOT_DEFERRED`]. Changes under `lock`.
+    /// The present timeout, ns, or [`NOT_DEFERRED`]. Changes under `lock`.
     value: AtomicU64,
     lock: Mutex<()>,
 }
@@ -95,7 +95,7 @@ struct FlushTimerShared {
 const NOT_DEFERRED: u64 = u64::MAX;
 
 impl FlushTimer {
-    /// Goes on with the settings as they are; `before`: what [`KNOBS`] were set to.
+    /// Starts from the present settings; `before`: the original values of [`KNOBS`].
     pub(crate) fn open(interface: &str, before: [String; 2]) -> Option<Self> {
         let path = |name| format!("/sys/class/net/{interface}/{name}");
         let open = |name| File::options().write(true).open(path(name)).ok();
@@ -141,8 +141,8 @@ impl FlushTimer {
         // A device that is gone needs no timer.
         let _ = shared.timeout.write_at(value.to_string().as_bytes(), 0);
         drop(lock);
-        // A card that polls all the time does not interrupt, whatever its
-        // setting, and to set it is slow.
+        // A card that polls all the time does not interrupt, whatever its setting, and
+        // changing that is slow.
         let interval = match moderation {
             InterruptModeration::DeferFor(time) => time.min(FLUSH_TIMEOUT_MAX),
             InterruptModeration::Enabled => Duration::ZERO,
@@ -154,7 +154,7 @@ impl FlushTimer {
         true
     }
 
-    /// A card's own moderation, which is off, has no other in its place.
+    /// A card's own moderation, which is off, is not replaced by another.
     pub(crate) fn set_deferral(&self, deferred: bool) {
         let shared = &*self.shared;
         let lock = shared.lock();

@@ -1,8 +1,8 @@
 //! The driver program and its maps in bpffs, where they outlive the process.
 //!
-//! The link is pinned last and unpinned first: a directory with a link is whole, and one
-//! without is what a process left that died between. Without its pin and its process the
-//! link is gone, and the program detached.
+//! The link is pinned last and unpinned first. A directory with a link is complete; one
+//! without is left from a process that died in between. Without its pin and its process
+//! the link ends, and the program is detached.
 
 use std::fmt;
 use std::fs::{self, File, TryLockError};
@@ -53,24 +53,24 @@ const BPF_FS_MAGIC: i64 = 0xcafe_4a11;
 /// Entries of the journal: one for each application, and the manager's own.
 const JOURNAL_ENTRIES: u32 = APPLICATIONS as u32 + 1;
 
-/// Where bpffs is mounted.
+/// The mount point of bpffs.
 pub const BPFFS: &str = "/sys/fs/bpf";
 
-/// Whether bpffs is mounted at a path, and can be written.
+/// Whether bpffs is mounted at a path, and is writable.
 pub fn is_bpffs(path: &Path) -> bool {
     rustix::fs::statfs(path).is_ok_and(|found| found.f_type == BPF_FS_MAGIC)
         && rustix::fs::statvfs(path)
             .is_ok_and(|found| !found.f_flag.contains(StatVfsMountFlags::RDONLY))
 }
 
-/// A bpffs that this process alone has: what is pinned there ends with it.
+/// A bpffs that only this process has: pins in it end with it.
 #[derive(Debug)]
 pub struct PrivateBpffs {
     mount: OwnedFd,
 }
 
 impl PrivateBpffs {
-    /// Makes one, mounted nowhere.
+    /// Creates one that is mounted nowhere.
     ///
     /// # Errors
     /// PermissionDenied without CAP_SYS_ADMIN; what the kernel reports.
@@ -79,7 +79,7 @@ impl PrivateBpffs {
         Ok(PrivateBpffs { mount })
     }
 
-    /// Its root, by which this process alone finds it, while this value lives.
+    /// Its root, under which only this process finds it, while this value lives.
     pub fn path(&self) -> PathBuf {
         PathBuf::from(format!("/proc/self/fd/{}", self.mount.as_raw_fd()))
     }
@@ -94,7 +94,7 @@ pub struct PinDirectory {
 }
 
 impl PinDirectory {
-    /// Takes the directory, and makes it if need be.
+    /// Takes the directory, creating it if necessary.
     ///
     /// # Errors
     /// ResourceBusy where another process has it; Unsupported where it is not in bpffs;
@@ -122,7 +122,7 @@ impl PinDirectory {
                 "{} is not in bpffs: mount -t bpf -o mode=0700 bpf /sys/fs/bpf",
                 path.display()
             );
-            // Made by us, unless it holds something.
+            // Created by us, unless it contains something.
             let _ = fs::remove_dir(path);
             return Err(io::Error::new(io::ErrorKind::Unsupported, text));
         }
@@ -140,7 +140,7 @@ impl PinDirectory {
         }
     }
 
-    /// True where an earlier process left a whole program.
+    /// True if an earlier process left a complete program.
     pub fn is_whole(&self) -> bool {
         self.at(LINK).exists()
     }
@@ -150,16 +150,16 @@ impl PinDirectory {
         &self.path
     }
 
-    /// The index of the interface that the program of a whole directory is attached to;
-    /// `None` where that is no more, or is in another network namespace.
+    /// The index of the interface that a complete directory's program is attached to;
+    /// `None` if that no longer exists, or is in another network namespace.
     ///
     /// # Errors
-    /// What the kernel reports.
+    /// Those the kernel reports.
     pub fn interface(&self) -> io::Result<Option<u32>> {
         let Some((index, program)) = interface_of_link(pinned(&self.at(LINK))?.as_fd())? else {
             return Ok(None);
         };
-        // Elsewhere it may have a number that another one has here.
+        // In another namespace it may have a number that another interface has here.
         let here = Rtnetlink::open()?.link(index);
         let is_here = here.is_ok_and(|link| link.xdp_program == Some(program));
         Ok(is_here.then_some(index))
@@ -169,11 +169,11 @@ impl PinDirectory {
         self.path.join(name)
     }
 
-    /// Unpins everything, which detaches the program when the last process that has it
-    /// open ends.
+    /// Unpins everything. The program is detached when the last process that has it open
+    /// ends.
     ///
     /// # Errors
-    /// What the file system reports.
+    /// Those the file system reports.
     pub fn empty(&self) -> io::Result<()> {
         for name in [LINK, PROGRAM, JOURNAL].into_iter().chain(MAPS) {
             match fs::remove_file(self.at(name)) {
@@ -184,27 +184,27 @@ impl PinDirectory {
         PairPrograms::unpin(&self.path)
     }
 
-    /// [`PinDirectory::empty`], and the directory itself.
+    /// Does [`PinDirectory::empty`], and removes the directory itself.
     ///
     /// # Errors
-    /// As there.
+    /// As [`PinDirectory::empty`].
     pub fn remove(self) -> io::Result<()> {
         self.empty()?;
         fs::remove_dir(&self.path)
     }
 }
 
-/// Refuses a directory whose entries another user could take away: those that are in it, or
-/// itself. A bpffs that is mounted without a mode lets every user make directories.
+/// Rejects a directory if another user could remove it or its entries. A bpffs mounted
+/// without a mode permits every user to create directories.
 ///
 /// # Errors
-/// PermissionDenied, with the cure; what the file system reports.
+/// PermissionDenied, with the remedy; what the file system reports.
 fn check_owners(path: &Path) -> io::Result<()> {
     let own = rustix::process::geteuid().as_raw();
     for (depth, directory) in std::path::absolute(path)?.ancestors().enumerate() {
         let found = fs::metadata(directory)?;
         let (owner, mode) = (found.uid(), found.mode());
-        // In a sticky directory each user's entries are its own.
+        // In a sticky directory each user's entries are protected.
         let is_shared = mode & 0o022 != 0 && (depth == 0 || mode & 0o1000 == 0);
         if is_shared || ![0, own].contains(&owner) {
             let text = format!(
@@ -236,7 +236,7 @@ pub struct PinnedProgram {
     applications: OwnedFd,
     sockets: OwnedFd,
     pairs: DevMap<MapData>,
-    /// The same, to take elements out of.
+    /// The same map, for removing elements.
     pairs_file: OwnedFd,
     near_ends: HashMap<MapData, u32, u32>,
     departures: Array<MapData, [u64; DEPARTURES]>,
@@ -256,9 +256,9 @@ impl fmt::Debug for PinnedProgram {
 
 impl PinnedProgram {
     /// Loads the program, attaches it to an interface of the caller's network namespace
-    /// and pins both with all maps, in place of whatever the directory has. Attaching waits for
-    /// RCU; before it `begin` may start what can be done meanwhile, and gets the map of
-    /// applications' tables.
+    /// and pins both with all maps, replacing the directory's contents. Attaching waits
+    /// for RCU. Before it, `begin` may start work that can proceed meanwhile; it receives
+    /// the map of applications' tables.
     ///
     /// # Errors
     /// As [`crate::Program::load`] and [`crate::Program::attach_where_possible`]; what
@@ -299,12 +299,12 @@ impl PinnedProgram {
         )?;
         tables.limit_kernel_frames();
         drop(tables);
-        // So that applications can map what the driver counts.
+        // So that applications can map the driver's counters.
         freeze(queues.as_fd())?;
         let xdp = xdp_named(&mut loaded, "demux")?;
         xdp.pin(directory.at(PROGRAM))
             .map_err(|error| describe("pin the driver program", error))?;
-        // Without them there is no private mode, and all else works.
+        // Without them there is no private mode; everything else works.
         if let Ok(programs) = PairPrograms::load(&mut loaded) {
             programs.pin(&directory.path)?;
         }
@@ -315,7 +315,7 @@ impl PinnedProgram {
         Ok((Self::adopt(directory)?, mode))
     }
 
-    /// The program that an earlier process has pinned.
+    /// Opens the program that an earlier process has pinned.
     ///
     /// # Errors
     /// NotFound where a pin is missing; InvalidData where the maps are another build's;
@@ -358,16 +358,16 @@ impl PinnedProgram {
         &self.trusted
     }
 
-    /// The map of what the driver program counts, which is frozen
+    /// The map of the driver program's counters, which is frozen
     /// ([`tidewall_device::demux::DriverCounters::of_map`]).
     pub fn queues(&self) -> BorrowedFd<'_> {
         self.queues.as_fd()
     }
 
-    /// What the journal says of an application, or at [`APPLICATIONS`] of the manager.
+    /// The journal entry of an application, or at [`APPLICATIONS`] of the manager.
     ///
     /// # Errors
-    /// What the kernel reports.
+    /// Those the kernel reports.
     pub fn entry(&self, number: u16) -> io::Result<Entry> {
         let bytes = self
             .journal
@@ -376,10 +376,10 @@ impl PinnedProgram {
         Ok(Entry::of_bytes(bytes))
     }
 
-    /// Writes it.
+    /// Writes a journal entry.
     ///
     /// # Errors
-    /// What the kernel reports.
+    /// Those the kernel reports.
     pub fn set_entry(&mut self, number: u16, entry: &Entry) -> io::Result<()> {
         let bytes: [u8; ENTRY_BYTES] = zerocopy::transmute!(entry.clone());
         self.journal
@@ -395,13 +395,13 @@ impl PinnedProgram {
     /// Enters an application's sockets on a queue of the device.
     ///
     /// # Errors
-    /// What the kernel reports.
+    /// Those the kernel reports.
     pub fn set_queue(&mut self, application: u16, made: &Made) -> io::Result<()> {
         let place = u32::from(application) * QUEUES as u32 + made.shape().queue;
         self.set_sockets(place, made)
     }
 
-    /// The one, and the one for frames that may wait.
+    /// Enters the main socket, and the one for frames that may wait.
     fn set_sockets(&self, place: u32, made: &Made) -> io::Result<()> {
         set_object(self.sockets.as_fd(), place, made.socket())?;
         if let Some(waiting) = made.waiting_socket() {
@@ -416,11 +416,11 @@ impl PinnedProgram {
         self.pair_programs.as_ref()
     }
 
-    /// Enters the pair by which an application gets the frames of a queue, and the socket
-    /// on its far end.
+    /// Enters the pair by which an application receives the frames of a queue, and the
+    /// socket on its far end.
     ///
     /// # Errors
-    /// What the kernel reports.
+    /// Those the kernel reports.
     pub fn set_pair(
         &mut self,
         application: u16,
@@ -439,10 +439,10 @@ impl PinnedProgram {
         self.set_sockets(PRIVATE_SOCKETS as u32 + place, made)
     }
 
-    /// Has nothing leave by a pair.
+    /// Stops all frames leaving by a pair.
     ///
     /// # Errors
-    /// What the kernel reports.
+    /// Those the kernel reports.
     pub fn forget_pair(&mut self, near: u32) -> io::Result<()> {
         match self.near_ends.remove(&near) {
             Ok(()) | Err(MapError::KeyNotFound) => Ok(()),
@@ -455,10 +455,10 @@ impl PinnedProgram {
         }
     }
 
-    /// Pairs that are in use, by their near ends, with the application of each.
+    /// Pairs in use, by their near ends, with the application of each.
     ///
     /// # Errors
-    /// What the kernel reports.
+    /// Those the kernel reports.
     pub fn near_ends(&self) -> io::Result<Vec<(u32, u16)>> {
         let ends = self.near_ends.iter().map(|end| {
             let (near, application) = end?;
@@ -468,11 +468,11 @@ impl PinnedProgram {
             .map_err(|error| describe("read the private pairs", error))
     }
 
-    /// What became of the frames that an application sent, by [`Sent`]; at
-    /// [`APPLICATIONS`] of those that were nobody's.
+    /// Frames that an application sent, by outcome ([`Sent`]); at [`APPLICATIONS`] those
+    /// of no application.
     ///
     /// # Errors
-    /// What the kernel reports.
+    /// Those the kernel reports.
     ///
     /// [`Sent`]: tidewall_device::demux::layout::Sent
     pub fn departures(&self, application: u16) -> io::Result<[u64; DEPARTURES]> {
@@ -481,11 +481,11 @@ impl PinnedProgram {
             .map_err(|error| describe("read what was sent", error))
     }
 
-    /// Takes an application's sockets out of the driver's; frames of its ports go to the
-    /// kernel then.
+    /// Removes an application's sockets from the driver's maps; frames of its ports go to
+    /// the kernel then.
     ///
     /// # Errors
-    /// What the kernel reports.
+    /// Those the kernel reports.
     pub fn clear(&mut self, application: u16) -> io::Result<()> {
         self.departures
             .set(application.into(), [0; DEPARTURES], 0)
@@ -505,14 +505,14 @@ impl PinnedProgram {
     /// Detaches the program and unpins everything.
     ///
     /// # Errors
-    /// What the file system reports.
+    /// Those the file system reports.
     pub fn remove(self) -> io::Result<()> {
         self.directory.remove()
     }
 }
 
-/// Frames that a pinned program samples, for who may open its maps: user 0. Its manager
-/// need not live. Of several who follow at one time each gets a part.
+/// Frames that a pinned program samples, for a process that may open its maps: user 0's.
+/// Its manager need not run. Several readers at one time each receive a part.
 #[derive(Debug)]
 pub struct PinnedTraces {
     trusted: TrustedTables,
@@ -520,10 +520,10 @@ pub struct PinnedTraces {
 }
 
 impl PinnedTraces {
-    /// Of the program that is pinned in a directory.
+    /// Opens the traces of the program pinned in a directory.
     ///
     /// # Errors
-    /// NotFound; PermissionDenied to others than user 0; what the kernel reports.
+    /// NotFound; PermissionDenied to users other than 0; what the kernel reports.
     pub fn open(directory: &Path) -> io::Result<Self> {
         let map = |name: &str| pinned(&directory.join(name));
         let (device, queues) = (map("device")?, map("queues")?);
@@ -536,7 +536,7 @@ impl PinnedTraces {
         })
     }
 
-    /// Samples the next frames, of all users. What an earlier trace left is dropped.
+    /// Samples the next frames, of all users. Discards what an earlier trace left.
     pub fn start(&mut self, frames: u32) {
         self.traces.by_ref().for_each(drop);
         self.trusted.start_trace(frames);
@@ -554,7 +554,7 @@ impl Drop for PinnedTraces {
     }
 }
 
-/// The hash maps of the program that is pinned in a directory.
+/// The hash maps of the program pinned in a directory.
 ///
 /// # Errors
 /// NotFound; what the kernel reports.
@@ -570,7 +570,7 @@ pub fn kernel_maps(directory: &Path) -> io::Result<KernelMaps> {
     })
 }
 
-/// As [`crate::Program::attach_where_possible`], or in one mode.
+/// As [`crate::Program::attach_where_possible`], or in one given mode.
 fn attach_by(
     xdp: &mut Xdp,
     interface: &str,

@@ -27,11 +27,11 @@ use crate::refusal::{attach_error, check_generic, describe, native};
 
 /// The demultiplexer in the driver (`bpf/demux.bpf.c`) and its maps.
 ///
-/// The link that attaches it is not pinned: the kernel detaches the program
-/// when the last descriptor is closed, so when this value is dropped or the
-/// process dies, however it dies.
+/// The link that attaches it is not pinned: the kernel detaches the program when the last
+/// descriptor is closed. That is when this value is dropped or the process dies, however
+/// it dies.
 pub struct Program {
-    // Detaches first: no frame may meet the program without its sockets.
+    // Dropped first, which detaches: no frame may meet the program without its sockets.
     link: Option<Unshared<OwnedFd>>,
     loaded: Ebpf,
     tables: Tables,
@@ -42,7 +42,7 @@ pub struct Program {
     _applications: ArrayOfMaps<MapData, MapData>,
 }
 
-/// What `BPF_PROG_TEST_RUN` made of a frame.
+/// The result of `BPF_PROG_TEST_RUN` on a frame.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct TestResult {
     /// `enum xdp_action`: 1 drop, 2 pass, 3 transmit, 4 redirect.
@@ -60,7 +60,7 @@ pub struct Traces {
 
 impl fmt::Debug for Program {
     fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
-        // aya's socket map and ring buffer cannot print themselves.
+        // aya's socket map and ring buffer do not implement Debug.
         formatter
             .debug_struct("Program")
             .field("link", &self.link)
@@ -78,10 +78,10 @@ impl fmt::Debug for Traces {
 }
 
 impl Traces {
-    /// Of a map that another process has made.
+    /// Opens a map that another process has made.
     ///
     /// # Errors
-    /// What the kernel reports.
+    /// Those the kernel reports.
     pub fn of_map(map: MapData) -> io::Result<Self> {
         let ring = RingBuf::try_from(Map::RingBuf(map))
             .map_err(|error| describe("open map traces", error))?;
@@ -102,26 +102,26 @@ impl Iterator for Traces {
 }
 
 impl AsFd for Traces {
-    /// Readable, for `poll(2)`, when there are records.
+    /// Becomes readable, for `poll(2)`, when there are records.
     fn as_fd(&self) -> BorrowedFd<'_> {
         self.ring.as_fd()
     }
 }
 
 impl Program {
-    /// Loads the program and makes its maps, empty; attaches it to nothing.
+    /// Loads the program and creates its maps, empty. Attaches it to nothing.
     ///
     /// # Errors
-    /// [`Refused`](crate::Refused) in an `io::Error`: PermissionDenied where privileges are
-    /// missing; Unsupported where the kernel's verifier refuses the program,
-    /// with the end of its log; of another kind where the kernel reports that.
+    /// [`Refused`](crate::Refused) in an `io::Error`. PermissionDenied where privileges
+    /// are missing. Unsupported where the kernel's verifier refuses the program, with the
+    /// end of its log. Another kind where the kernel reports that.
     pub fn load() -> io::Result<Self> {
         let key = random_bytes()?;
         Self::load_with_key(zerocopy::transmute!(key))
     }
 
-    /// As [`Program::load`] with a given key for the flow table's hash, for
-    /// comparisons that must come out the same every time.
+    /// As [`Program::load`] with a given key for the flow table's hash, for comparisons
+    /// that must be reproducible.
     ///
     /// # Errors
     /// As [`Program::load`].
@@ -167,22 +167,23 @@ impl Program {
         })
     }
 
-    /// Attaches the program to an interface of the caller's network namespace.
-    /// Replaces this program's earlier attachment.
+    /// Attaches the program to an interface of the caller's network namespace. Replaces
+    /// this program's earlier attachment.
     ///
     /// # Errors
-    /// NotFound when there is no such interface; ResourceBusy when another
-    /// program is attached; Unsupported when the driver has no native XDP or
-    /// the kernel no XDP links; InvalidInput or another when the driver refuses
-    /// the interface's MTU or settings (the kernel's log says why).
+    /// - NotFound: there is no such interface
+    /// - ResourceBusy: another program is attached
+    /// - Unsupported: the driver has no native XDP or the kernel no XDP links
+    /// - InvalidInput or another: the driver refuses the interface's MTU or settings (the
+    ///   kernel's log says why)
     pub fn attach(&mut self, interface: &str, mode: XdpMode) -> io::Result<()> {
         self.detach();
         self.link = Some(attach(xdp(&mut self.loaded)?, interface, mode)?);
         Ok(())
     }
 
-    /// Attaches the program in the driver, or, where that has no native XDP and
-    /// generic XDP helps, generically.
+    /// Attaches the program in the driver. If that has no native XDP and generic XDP
+    /// helps, attaches it generically.
     ///
     /// # Errors
     /// As [`Program::attach`].
@@ -199,7 +200,7 @@ impl Program {
         Ok(XdpMode::Generic)
     }
 
-    /// Detaches the program; the kernel gets every frame again.
+    /// Detaches the program; every frame goes to the kernel again.
     pub fn detach(&mut self) {
         self.link = None;
     }
@@ -209,19 +210,19 @@ impl Program {
         self.tables.clone()
     }
 
-    /// The map of the embedded application's tables, which is all that
-    /// [`ApplicationTables::of_map`] needs in another process. None of the trusted level's
-    /// maps can be reached by it.
+    /// The map of the embedded application's tables. [`ApplicationTables::of_map`] needs
+    /// nothing else in another process. None of the trusted level's maps can be reached
+    /// by it.
     pub fn embedded(&self) -> BorrowedFd<'_> {
         self.embedded.fd().as_fd()
     }
 
-    /// Sets the AF_XDP socket that gets an application's frames of a queue. The
-    /// program delivers to it once it is bound to that queue; it leaves the
-    /// map when it is closed.
+    /// Sets the AF_XDP socket that receives an application's frames of a queue. The
+    /// program delivers to it once it is bound to that queue; it leaves the map when it
+    /// is closed.
     ///
     /// # Errors
-    /// EINVAL for a number out of range; EOPNOTSUPP for a descriptor that is no
+    /// EINVAL for a number out of range; EOPNOTSUPP for a descriptor that is not an
     /// AF_XDP socket.
     pub fn set_socket(
         &mut self,
@@ -232,8 +233,8 @@ impl Program {
         self.enter_socket(socket_index(application, queue)?, socket)
     }
 
-    /// Sets the AF_XDP socket that gets those of these frames that may wait, so many as
-    /// the application allows
+    /// Sets the AF_XDP socket for those of these frames that may wait, up to the
+    /// application's limit
     /// ([`set_waiting_limit`](tidewall_device::demux::ApplicationTables::set_waiting_limit)).
     ///
     /// # Errors
@@ -296,10 +297,10 @@ impl Program {
         })
     }
 
-    /// Runs the program `repeat` times on a frame of queue 0, as
-    /// [`Program::test_run`] does once, and returns the mean time of a run as
-    /// the kernel measured it, in whole nanoseconds. The program meets what it
-    /// made of the frame the time before: meant for frames that it leaves alone.
+    /// Runs the program `repeat` times on a frame of queue 0, as [`Program::test_run`]
+    /// does once. Returns the mean time of a run as measured by the kernel, in whole
+    /// nanoseconds. Each run meets the previous run's result: meant for frames that the
+    /// program leaves alone.
     ///
     /// # Errors
     /// As [`Program::test_run`].
@@ -316,21 +317,21 @@ impl Program {
     }
 }
 
-/// One for the whole process: making one reads the kernel's own BTF, even where `btf(None)`
-/// follows; that takes longer than all else of loading but the verifier, and our programs do
-/// not refer to it.
+/// One for the whole process: creating one reads the kernel's own BTF, even where
+/// `btf(None)` follows. That takes longer than everything else in loading except the
+/// verifier, and our programs do not refer to it.
 static LOADER: OnceLock<Mutex<EbpfLoader<'static>>> = OnceLock::new();
 
-/// Makes the maps of an object and reads its programs.
+/// Creates the maps of an object and reads its programs.
 pub(crate) fn load(object: &[u8]) -> Result<Ebpf, EbpfError> {
     let loader = LOADER.get_or_init(|| Mutex::new(EbpfLoader::new()));
     let mut loader = loader.lock().unwrap_or_else(PoisonError::into_inner);
     loader.btf(None).load(object)
 }
 
-/// Has [`load`] do without reading BTF, in a process that is the manager's own: the loader is
-/// made in a thread whose openat(2) fails. An application's process may have a seccomp filter
-/// that forbids this, and libtidewall.so intercepts the calls for it.
+/// Makes [`load`] work without reading BTF, in a process that is the manager's own: the
+/// loader is created in a thread whose openat(2) fails. An application's process may have
+/// a seccomp filter that forbids this, and libtidewall.so intercepts the calls for it.
 pub(crate) fn read_no_btf() {
     LOADER.get_or_init(|| Mutex::new(without_btf()));
 }
@@ -344,7 +345,7 @@ fn without_btf() -> EbpfLoader<'static> {
     made.unwrap_or_default()
 }
 
-/// Attaches a loaded program by a link, which ends with its descriptor.
+/// Attaches a loaded program through a link, which ends with its descriptor.
 pub(crate) fn attach(
     xdp: &mut Xdp,
     interface: &str,
@@ -366,20 +367,20 @@ pub(crate) fn attach(
     let program = xdp
         .fd()
         .map_err(|error| describe("find the driver program", error))?;
-    // A link, since an attachment without one would outlive a killed process.
+    // A link is used, since an attachment without one would outlive a killed process.
     let link = attach_xdp(program.as_fd(), index, place)
         .map_err(|error| attach_error(interface, error))?;
     Unshared::new(link)
 }
 
-/// Numbers that nobody can guess.
+/// Unguessable random bytes.
 pub(crate) fn random_bytes() -> io::Result<[u8; 16]> {
     let mut bytes = [0; 16];
     File::open("/dev/urandom")?.read_exact(&mut bytes)?;
     Ok(bytes)
 }
 
-/// The program answers a SYN with no longer frame than this.
+/// The longest frame with which the program answers a SYN.
 const ANSWER_LONGEST: usize = 128;
 
 fn xdp(loaded: &mut Ebpf) -> io::Result<&mut Xdp> {
@@ -393,7 +394,8 @@ pub(crate) fn xdp_named<'a>(loaded: &'a mut Ebpf, name: &str) -> io::Result<&'a 
         .map_err(|error| describe("find the driver program", error))
 }
 
-/// Where the map of sockets has an application's of a queue; EINVAL out of range.
+/// Index of an application's socket of a queue in the map of sockets; EINVAL out of
+/// range.
 fn socket_index(application: u16, queue: u32) -> io::Result<u32> {
     if usize::from(application) >= APPLICATIONS || queue as usize >= QUEUES {
         return Err(io::ErrorKind::InvalidInput.into());

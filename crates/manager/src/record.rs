@@ -1,35 +1,36 @@
-//! What became of a socket of an unmodified program: the records that its processes send to the
-//! `tidewall run` that started it. The form of a line: docs/preload.md.
+//! The outcome for a socket of an unmodified program: the records that its processes send
+//! to the `tidewall run` that started it. Format of a line: docs/preload.md.
 
 use std::fmt;
 
 use serde::{Deserialize, Serialize};
 
-/// Variable with the path that records go to: a file, or the socket of a `tidewall run`.
+/// Variable with the path that records are sent to: a file, or the socket of a
+/// `tidewall run`.
 pub const VARIABLE: &str = "TIDEWALL_REPORT";
 
-/// Variable with what a process sends first to that socket: only who was started by the run, or
-/// could trace who was, knows it.
+/// Variable with what a process first sends to that socket. Only a process that the run
+/// started knows it, or one that could trace such a process.
 pub const KEY_VARIABLE: &str = "TIDEWALL_REPORT_KEY";
 
-/// Bytes of the longest line that is read.
+/// Maximum bytes of a line.
 pub const LINE_BYTES: usize = 4096;
 
-/// What became of a socket.
+/// The outcome for a socket.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Verdict {
     /// A stack was made.
     Stack,
-    /// None could be made.
+    /// No stack could be made.
     NoStack,
-    /// The socket is the stack's.
+    /// The stack owns the socket.
     Promoted,
-    /// It stayed the kernel's.
+    /// It stayed a kernel socket.
     Kernel,
-    /// It is the kernel's until the program has served a connection itself.
+    /// It stays a kernel socket until the program has served a connection itself.
     Watched,
-    /// A filter of system calls was refused.
+    /// A system-call filter was refused.
     NoFilter,
 }
 
@@ -61,21 +62,21 @@ impl Verdict {
 pub struct Record {
     /// The process that sends it.
     pub process: u32,
-    /// The program's name, as `/proc/PID/comm` had it when the library was loaded.
+    /// The program's name, from `/proc/PID/comm` when the library was loaded.
     pub program: String,
-    /// What became of the socket.
+    /// The outcome for the socket.
     pub verdict: Verdict,
-    /// `listener`, `datagrams`, `connection`, `connections` or `later sockets`; empty for what is
-    /// of no socket.
+    /// `listener`, `datagrams`, `connection`, `connections` or `later sockets`; empty if
+    /// it concerns no socket.
     pub what: String,
-    /// Address and port; of what is of no socket the interface.
+    /// Address and port; the interface if it concerns no socket.
     pub address: String,
-    /// The reason, in words; empty where there is none to give.
+    /// The reason, in words; empty if there is none.
     pub why: String,
 }
 
 impl Record {
-    /// Reads a line. What could move a terminal's cursor is escaped.
+    /// Reads a line. Escapes characters that could move a terminal's cursor.
     pub fn parse(line: &str) -> Option<Self> {
         let (process, rest) = line.split_once('\t')?;
         let mut fields = (rest.split('\t')).map(|field| field.escape_debug().to_string());
@@ -106,8 +107,9 @@ impl Record {
         format!("{process}\t{program}\t{verdict}\t{what}\t{address}\t{why}")
     }
 
-    /// The address that standard error names each time: a listener's. A program may make a
-    /// connection or a datagram socket per exchange, so their causes are reported once.
+    /// The address that standard error names each time: a listener's. A program may
+    /// create a connection or a datagram socket per exchange, so their causes are
+    /// reported once.
     pub fn repeated_address(&self) -> &str {
         match self.what.as_str() {
             "connection" | "datagrams" => "",
@@ -115,19 +117,19 @@ impl Record {
         }
     }
 
-    /// Whether it is of the same socket, or of the same that is of no socket.
+    /// Whether it concerns the same socket, or the same matter without a socket.
     pub fn is_of_same(&self, other: &Record) -> bool {
         (&self.what, &self.address) == (&other.what, &other.address)
     }
 
-    /// Whether it is of something that Tidewall does not protect.
+    /// Whether it concerns something that Tidewall does not protect.
     pub fn is_unprotected(&self) -> bool {
         matches!(self.verdict, Verdict::NoStack | Verdict::Kernel)
     }
 }
 
 impl fmt::Display for Record {
-    /// A sentence for an operator.
+    /// Formats a sentence for an operator.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let Record {
             process,

@@ -1,4 +1,4 @@
-//! Why the kernel refuses a driver program, and what helps.
+//! Explains why the kernel refuses a driver program, and the remedy.
 
 use std::path::Path;
 use std::{fmt, fs, io};
@@ -9,14 +9,14 @@ use tidewall_device::interface::is_physical;
 use tidewall_sys::interface;
 use tidewall_sys::netlink::{Netdev, Rtnetlink, XDP_BASIC};
 
-/// Why the kernel refused the driver program or what belongs to it.
+/// The kernel's refusal of the driver program or of what belongs to it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Refused {
-    /// What was refused, and why.
+    /// The refused operation, and the reason.
     pub cause: String,
     /// The last lines of the verifier's log, if it was the verifier.
     pub log: Vec<String>,
-    /// What helps.
+    /// The remedy.
     pub remedy: String,
 }
 
@@ -34,10 +34,10 @@ impl std::error::Error for Refused {}
 
 /// The oldest kernel that the program is tested on: major, minor.
 pub const KERNEL_MINIMUM: (u32, u32) = (6, 1);
-/// Lines of the verifier's log that are shown: the instruction, its registers
-/// and the complaint are within them.
+/// Lines of the verifier's log that are shown: they contain the instruction, its
+/// registers and the complaint.
 const LOG_LINES: usize = 6;
-/// How the lines begin with which the verifier ends every log.
+/// Beginnings of the lines with which the verifier ends every log.
 const STATISTICS: [&str; 3] = ["verification time", "stack depth", "processed "];
 
 /// Major and minor number of a kernel release, such as 6.1.0-50-amd64.
@@ -46,7 +46,7 @@ pub fn version(release: &str) -> Option<(u32, u32)> {
     Some((parts.next()?.parse().ok()?, parts.next()?.parse().ok()?))
 }
 
-/// The first error of a type on the way to an error's root.
+/// The first error of a type on the path to an error's root.
 fn find<'a, T: std::error::Error + 'static>(
     error: &'a (dyn std::error::Error + 'static),
 ) -> Option<&'a T> {
@@ -79,7 +79,7 @@ pub(crate) fn describe(what: &str, error: impl std::error::Error + 'static) -> i
         let log = verifier_log.to_string();
         let release = fs::read_to_string("/proc/sys/kernel/osrelease").unwrap_or_default();
         let missing = Set::effective().missing(&capabilities::LOAD);
-        // Without CAP_PERFMON the verifier forbids what it allows otherwise.
+        // Without CAP_PERFMON the verifier forbids what it otherwise permits.
         if missing.is_empty() {
             return refused(what, io_error, &log, release.trim());
         }
@@ -104,7 +104,7 @@ fn unprivileged(what: &str) -> io::Error {
     io::Error::new(io::ErrorKind::PermissionDenied, refused)
 }
 
-/// A program that the kernel did not load, privileges aside.
+/// Describes a program that the kernel did not load for reasons other than privileges.
 fn refused(what: &str, error: &io::Error, log: &str, release: &str) -> io::Error {
     let lines: Vec<&str> = log
         .lines()
@@ -146,7 +146,7 @@ fn refused(what: &str, error: &io::Error, log: &str, release: &str) -> io::Error
     io::Error::new(io::ErrorKind::Unsupported, refused)
 }
 
-/// Whether the driver runs XDP programs, where the kernel says so (Linux 6.3).
+/// Whether the driver runs XDP programs, if the kernel reports it (Linux 6.3).
 pub(crate) fn native(name: &str) -> Option<bool> {
     let features = interface::index(name).and_then(|index| Netdev::open()?.xdp_features(index));
     Some(features.ok()? & XDP_BASIC != 0)
@@ -155,9 +155,9 @@ pub(crate) fn native(name: &str) -> Option<bool> {
 /// Whether generic XDP helps on an interface.
 ///
 /// # Errors
-/// Unsupported for virtual interfaces: their frames were merged (GRO) and
-/// counted against the host by the interface below before the program sees them.
-/// The text names that interface.
+/// Unsupported for virtual interfaces: their frames were merged (GRO) and counted against
+/// the host by the interface below before the program sees them. The text names that
+/// interface.
 pub fn check_generic(interface: &str) -> io::Result<()> {
     if is_physical(interface) {
         return Ok(());
@@ -179,7 +179,7 @@ pub fn check_generic(interface: &str) -> io::Result<()> {
     Err(io::Error::new(io::ErrorKind::Unsupported, text))
 }
 
-/// What a VLAN, a bond or a bridge stands on: its parent or its ports.
+/// The interfaces under a VLAN, a bond or a bridge: its parent or its ports.
 pub fn lower_interfaces(interface: &str) -> Vec<String> {
     let entries = fs::read_dir(format!("/sys/class/net/{interface}"));
     let names = entries.into_iter().flatten().flatten().filter_map(|entry| {
@@ -191,12 +191,13 @@ pub fn lower_interfaces(interface: &str) -> Vec<String> {
     names
 }
 
-/// A process that has an interface's XDP program attached by a link (proc_pid_fdinfo(5)); `None`
-/// where this process may not look, or a link is pinned and nobody has it open.
+/// A process that has an interface's XDP program attached by a link (proc_pid_fdinfo(5)).
+/// `None` where this process may not look, or if a link is pinned and no process has it
+/// open.
 fn holder(interface: &str) -> Option<String> {
     let index = interface::index(interface).ok()?;
     let program = Rtnetlink::open().ok()?.link(index).ok()?.xdp_program?;
-    // A number of an interface may be another's in another network namespace.
+    // The index of an interface may be another's in another network namespace.
     let wanted = ["link_type:\txdp".to_owned(), format!("prog_id:\t{program}")];
     let is_link = |path: &Path| {
         let text = fs::read_to_string(path).unwrap_or_default();
@@ -261,7 +262,7 @@ mod tests {
         let log = format!("{log}R3 unbounded memory access\nprocessed 41 insns\n");
         let denied = io::Error::from_raw_os_error(libc::EACCES);
         let error = refused("load it", &denied, &log, "6.12.95+deb12-amd64");
-        // Not a matter of privileges, though the kernel's answer reads so.
+        // Not a matter of privileges, though the kernel's answer suggests it.
         assert_eq!(error.kind(), io::ErrorKind::Unsupported);
         let found = parts(&error);
         assert!(

@@ -1,27 +1,24 @@
-//! Putting the machine back, even after SIGKILL.
+//! Restores the machine's settings, even after SIGKILL.
 //!
-//! A process that changes something outside itself (a sysfs knob, a network
-//! namespace, a link) registers how to undo it with a [`Restorer`] first. The
-//! restorer is a child process, started by fork, that waits until its parent
-//! is gone, however it died, and then undoes what is still registered, newest
-//! first. When all goes well the parent undoes things itself, as each
-//! [`Undo`] is dropped, and the restorer forgets them.
+//! A process that changes something outside itself (a sysfs knob, a network namespace, a
+//! link) first registers how to undo it with a [`Restorer`]. The restorer is a child
+//! process, started by fork. It waits until its parent is gone, however it died, and then
+//! undoes what is still registered, newest first. In the normal case the parent undoes
+//! things itself, as each [`Undo`] is dropped, and the restorer forgets them.
 //!
-//! Start it **first**, before devices are opened and before the process grows:
-//! the child keeps a copy-on-write image of the parent's memory, and shared
-//! mappings made before the fork (frame memory, AF_XDP rings) stay alive in it
-//! until it ends.
+//! Start it **first**, before devices are opened and before the process grows. The child
+//! keeps a copy-on-write image of the parent's memory. Shared mappings made before the
+//! fork (frame memory, AF_XDP rings) stay alive in it until it ends.
 //!
-//! The child inherits the **mount and network namespaces** of the thread that
-//! forked it. sysfs shows the network namespace it was mounted in, so to undo
-//! something inside another namespace either start the restorer there or
-//! register a command such as `/usr/sbin/ip -n NAME …`. A step is carried out
-//! once more by the restorer if the parent dies between undoing it and saying
-//! so; steps must bear that (writing a value and deleting a thing do).
+//! The child inherits the **mount and network namespaces** of the thread that forked it.
+//! sysfs shows the network namespace in which it was mounted. So to undo something inside
+//! another namespace either start the restorer there or register a command such as
+//! `/usr/sbin/ip -n NAME …`. The restorer repeats a step if the parent dies between
+//! undoing it and reporting that. Steps must tolerate this (writing a value and deleting
+//! a thing do).
 //!
-//! What it cannot survive: SIGKILL sent to itself, a kill of the whole cgroup,
-//! and the machine going down. For the second there is a [`record`] of what is
-//! to be undone.
+//! It cannot survive SIGKILL sent to itself, a kill of the whole cgroup, or the machine
+//! going down. For the second there is a [`record`] of what must be undone.
 
 pub mod record;
 
@@ -42,15 +39,15 @@ use tidewall_sys::{ethtool, interface};
 use crate::raw::fork;
 use record::Record;
 
-/// Most undo steps registered at one time.
+/// Maximum number of undo steps registered at one time.
 pub const STEPS: usize = fork::STEPS;
-/// Most bytes of one step: the path and the contents, or all arguments, with
-/// one byte more for each text.
+/// Maximum bytes of one step: the path and the contents, or all arguments, plus one byte
+/// for each text.
 pub const STEP_BYTES: usize = fork::STEP_BYTES;
 
-/// Handle to the restorer. Clones share it; it ends, after undoing
-/// what is left, when the last clone and the last [`Undo`] are gone or when
-/// the process that called [`Restorer::start`] has died.
+/// Handle to the restorer. Clones share it. It ends, after undoing what is left, when the
+/// last clone and the last [`Undo`] are gone or when the process that called
+/// [`Restorer::start`] has died.
 #[derive(Clone, Debug)]
 pub struct Restorer {
     shared: Arc<Shared>,
@@ -61,8 +58,8 @@ struct Shared {
     /// `None` only while dropping.
     socket: Option<UnixStream>,
     pid: rustix::process::Pid,
-    /// Who started it. A forked copy of this handle must neither wait for the
-    /// restorer nor undo anything.
+    /// The process that started it. A forked copy of this handle must neither wait for
+    /// the restorer nor undo anything.
     owner: u32,
     /// Held while a message is sent, so that messages do not mix.
     registered: Mutex<Registered>,
@@ -80,14 +77,14 @@ impl Drop for Shared {
         if self.owner == std::process::id() {
             // A restorer that is gone has nothing to do.
             let _ = self.send(fork::END, 0, &[]);
-            // Not only closed: a forked copy of it may live on elsewhere.
+            // Closing is not enough: a forked copy of it may live on elsewhere.
             if let Some(socket) = self.socket.take() {
                 let _ = socket.shutdown(Shutdown::Both);
             }
             fork::reap(self.pid);
             let registered = self.registered.get_mut();
             let registered = registered.unwrap_or_else(PoisonError::into_inner);
-            // The restorer has done it, unless it was killed before.
+            // The restorer has removed it, unless it was killed before.
             if let Some(record) = registered.record.take_if(|_| registered.live == 0) {
                 record.remove();
             }
@@ -120,7 +117,7 @@ impl Shared {
         self.note(&mut registered, fork::FORGET, number, &[])
     }
 
-    /// Says it to the restorer, and puts it on record first.
+    /// Sends it to the restorer, after recording it.
     fn note(
         &self,
         registered: &mut Registered,
@@ -146,9 +143,9 @@ impl Shared {
 }
 
 impl Restorer {
-    /// Starts the restorer. When this returns, the child is in a session of
-    /// its own, ignores every signal it can, works in `/`, holds none of the
-    /// parent's descriptors and is called `tw-restorer`.
+    /// Starts the restorer. When this returns, the child is in its own session, works in
+    /// `/` and is called `tw-restorer`. It ignores every signal that it can, and holds
+    /// none of the parent's descriptors.
     ///
     /// # Errors
     /// What `socketpair`, `pidfd_open` (Linux 5.3) or `fork` report.
@@ -156,8 +153,8 @@ impl Restorer {
         Self::start_with(None)
     }
 
-    /// The same, with what is registered kept in a `record`, which the restorer
-    /// removes at its end.
+    /// As [`Restorer::start`], with registered steps kept in a `record`, which the
+    /// restorer removes at its end.
     ///
     /// # Errors
     /// As [`Restorer::start`].
@@ -192,15 +189,16 @@ impl Restorer {
         self.shared.pid.as_raw_nonzero().get()
     }
 
-    /// Registers writing `bytes` over the existing file at `path`, in one
-    /// write, as procfs and sysfs want it. Nothing is touched yet. Make the
-    /// change after this returns, never before.
+    /// Registers writing `bytes` over the existing file at `path`, in one write, as
+    /// procfs and sysfs require. Nothing is changed yet. Make the change after this
+    /// returns, never before.
     ///
     /// # Errors
-    /// ENOSPC: [`STEPS`] are registered or the step exceeds [`STEP_BYTES`].
-    /// InvalidInput: the path is relative (the restorer works in `/`) or holds
-    /// a zero byte. EPIPE: the restorer is gone. PermissionDenied: this is a
-    /// forked copy of the process that started it.
+    /// - ENOSPC: [`STEPS`] are registered or the step exceeds [`STEP_BYTES`]
+    /// - InvalidInput: the path is relative (the restorer works in `/`) or contains a
+    ///   zero byte
+    /// - EPIPE: the restorer is gone
+    /// - PermissionDenied: this is a forked copy of the process that started it
     pub fn on_exit_write(&self, path: impl AsRef<Path>, bytes: &[u8]) -> io::Result<Undo> {
         let path = path.as_ref();
         let mut payload = text(path.as_os_str())?;
@@ -212,7 +210,7 @@ impl Restorer {
         )
     }
 
-    /// Registers removing the file at `path`, which need not be there yet.
+    /// Registers removing the file at `path`, which need not exist yet.
     ///
     /// # Errors
     /// As [`Restorer::on_exit_write`].
@@ -222,14 +220,14 @@ impl Restorer {
         self.undo(fork::REMOVE, &payload, Step::Remove(path.to_owned()))
     }
 
-    /// Registers running a command: the program's absolute path, then its
-    /// arguments. It runs without input, with a `PATH` of the system's four
-    /// program directories as its whole environment; when the restorer runs
-    /// it, it is killed after ten seconds and its output is lost.
+    /// Registers running a command: the program's absolute path, then its arguments. It
+    /// runs without input, with a `PATH` of the system's four program directories as its
+    /// whole environment. A command run by the restorer is killed after ten seconds, and
+    /// its output is lost.
     ///
     /// # Errors
-    /// As [`Restorer::on_exit_write`]; also InvalidInput for no argument and
-    /// ENOSPC for more than 64.
+    /// As [`Restorer::on_exit_write`]; also InvalidInput for no argument and ENOSPC for
+    /// more than 64.
     pub fn on_exit_run(&self, arguments: &[&str]) -> io::Result<Undo> {
         let program = arguments.first().ok_or(io::ErrorKind::InvalidInput)?;
         let mut payload = text(OsStr::new(program))?;
@@ -252,8 +250,8 @@ impl Restorer {
         self.undo(fork::RUN, &payload, step)
     }
 
-    /// Registers an ethtool request on an interface: its zero-padded name and
-    /// what [`ethtool::call`] takes.
+    /// Registers an ethtool request on an interface: its zero-padded name and the
+    /// argument of [`ethtool::call`].
     pub(crate) fn on_exit_request(
         &self,
         interface: &[u8; ethtool::NAME_BYTES],
@@ -274,7 +272,7 @@ impl Restorer {
     }
 }
 
-/// An absolute path with its closing zero.
+/// An absolute path with its terminating zero.
 fn text(path: &OsStr) -> io::Result<Vec<u8>> {
     let bytes = path.as_bytes();
     if !bytes.starts_with(b"/") || bytes.contains(&0) {
@@ -293,7 +291,7 @@ enum Step {
     Remove(PathBuf),
 }
 
-/// What it does.
+/// Describes what it does.
 impl fmt::Display for Step {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
@@ -352,9 +350,8 @@ impl Step {
     }
 }
 
-/// One registered undo step. Dropping it undoes the change at once, in this
-/// process; an undo that fails stays with the restorer, which tries again at
-/// the end.
+/// One registered undo step. Dropping it undoes the change at once, in this process. An
+/// undo that fails stays with the restorer, which retries at the end.
 #[derive(Debug)]
 #[must_use = "dropping it undoes the change at once"]
 pub struct Undo {
@@ -368,17 +365,16 @@ impl Undo {
     /// Undoes the change now and makes the restorer forget it.
     ///
     /// # Errors
-    /// What the write reports, or the command's standard error; the step then
+    /// Those the write reports, or the command's standard error; the step then
     /// stays with the restorer.
     pub fn now(mut self) -> io::Result<()> {
         self.perform()
     }
 
-    /// Lets the change stand for good: neither this process nor the restorer
-    /// will undo it.
+    /// Makes the change permanent: neither this process nor the restorer will undo it.
     ///
     /// # Errors
-    /// EPIPE when the restorer is gone; then nobody will undo it either.
+    /// EPIPE when the restorer is gone; then nothing will undo it either.
     pub fn keep(mut self) -> io::Result<()> {
         self.step = None;
         self.shared.forget(self.number)
@@ -393,7 +389,7 @@ impl Undo {
             return Ok(());
         };
         step.perform()?;
-        // Undone is undone: a restorer that is gone has nothing to forget.
+        // A restorer that is gone has nothing to forget.
         let _ = self.shared.forget(self.number);
         Ok(())
     }
@@ -406,7 +402,7 @@ impl Drop for Undo {
     }
 }
 
-/// A file of procfs or sysfs set to a value for a while.
+/// A procfs or sysfs file, set to a value temporarily.
 #[derive(Debug)]
 #[must_use = "dropping it restores the old value at once"]
 pub struct Knob {
@@ -415,14 +411,13 @@ pub struct Knob {
 }
 
 impl Knob {
-    /// Reads the value of the file at `path`, registers restoring it, and
-    /// writes `value`. For files that read as what may be written to them
-    /// (numbers and words, not `[a] b c` choices). The old value comes back
-    /// when the knob is dropped or the process dies.
+    /// Reads the value of the file at `path`, registers restoring it, and writes `value`.
+    /// For files that can be written as they read (numbers and words, not `[a] b c`
+    /// choices). The old value is restored when the knob is dropped or the process dies.
     ///
     /// # Errors
-    /// What reading, registering ([`Restorer::on_exit_write`]) or writing
-    /// reports. When registering fails, nothing was written.
+    /// What reading, registering ([`Restorer::on_exit_write`]) or writing reports. When
+    /// registering fails, nothing was written.
     pub fn set(restorer: &Restorer, path: impl AsRef<Path>, value: &str) -> io::Result<Knob> {
         let path = path.as_ref();
         let old = fs::read_to_string(path)?;
@@ -446,7 +441,7 @@ impl Knob {
     /// Restores the old value now.
     ///
     /// # Errors
-    /// What the write reports; the restorer then tries again at the end.
+    /// Those the write reports; the restorer then retries at the end.
     pub fn restore(self) -> io::Result<()> {
         self.undo.now()
     }

@@ -1,4 +1,4 @@
-//! What Linux is compared with under a SYN flood.
+//! The SYN limit with which Linux is compared under a SYN flood.
 
 use std::fmt;
 use std::io;
@@ -14,8 +14,8 @@ use crate::program::{attach, xdp_named};
 use crate::refusal::describe;
 
 /// A limit of SYNs to each TCP port in front of the kernel's own stack
-/// (`bpf/syn_limit.bpf.c`): what Linux is compared with under a SYN flood. It
-/// ends when this is dropped.
+/// (`bpf/syn_limit.bpf.c`), with which Linux is compared under a SYN flood. It ends when
+/// this is dropped.
 pub struct SynLimit {
     _link: Unshared<OwnedFd>,
     _loaded: Ebpf,
@@ -28,13 +28,12 @@ impl fmt::Debug for SynLimit {
 }
 
 impl SynLimit {
-    /// Windows in which SYNs are counted, a second.
+    /// Windows per second in which SYNs are counted.
     const WINDOWS: u32 = 100;
     const NAME: &str = "syn_limit";
 
-    /// Lets `per_second` SYNs to a port pass, in multiples of a hundred, and
-    /// drops the others in the driver of an interface of the caller's network
-    /// namespace.
+    /// Passes `per_second` SYNs to a port, in multiples of a hundred, and drops the
+    /// others in the driver of an interface of the caller's network namespace.
     ///
     /// # Errors
     /// As [`crate::Program::load`] and [`crate::Program::attach`].
@@ -105,7 +104,7 @@ mod tests {
                     xdp.test_run(options).unwrap().return_value == PASS
                 })
                 .count() as u32;
-            // Ten a window, of which the first and the last may be begun.
+            // Ten per window, of which the first and the last may be partial.
             let windows = begun.elapsed().as_millis() as u32 / 10 + 2;
             (passed, 10 * windows)
         };

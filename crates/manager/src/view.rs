@@ -1,4 +1,4 @@
-//! Who looks at a manager without being an application of it: `tidewall top`.
+//! Read access to a manager without being an application of it, for `tidewall top`.
 
 use std::io;
 use std::path::Path;
@@ -8,7 +8,7 @@ use crate::protocol::{
     Answer, ApplicationNumber, Counters, Empty, QueueCounters, QueueNumber, Request, Status,
 };
 
-/// A connection to a manager, by which nothing changes.
+/// A read-only connection to a manager.
 #[derive(Debug)]
 pub struct View {
     session: Session,
@@ -24,10 +24,10 @@ impl View {
         Ok(View { session })
     }
 
-    /// The applications that this user may know of: all for user 0, else the user's own.
+    /// The applications that this user may see: all for user 0, else the user's own.
     ///
     /// # Errors
-    /// What the connection reports.
+    /// Those the connection reports.
     pub fn applications(&self) -> io::Result<Vec<Status>> {
         let mut all = Vec::new();
         let mut application = 0;
@@ -46,10 +46,10 @@ impl View {
         }
     }
 
-    /// What the driver program counts on a queue.
+    /// The driver program's counters of a queue.
     ///
     /// # Errors
-    /// PermissionDenied to others than user 0; InvalidInput where there is no such queue.
+    /// PermissionDenied to users other than 0; InvalidInput if there is no such queue.
     pub fn queue(&self, queue: u32) -> io::Result<QueueCounters> {
         match self.ask(&Request::GetQueueCounters(QueueNumber { queue }))? {
             Answer::QueueCounters(counters) => Ok(counters),
@@ -57,7 +57,7 @@ impl View {
         }
     }
 
-    /// What it counts on each queue of the device.
+    /// The driver program's counters of each queue of the device.
     ///
     /// # Errors
     /// As [`View::queue`].
@@ -67,10 +67,10 @@ impl View {
         std::iter::once(Ok(first)).chain(others).collect()
     }
 
-    /// What the manager counts.
+    /// The manager's counters.
     ///
     /// # Errors
-    /// What the connection reports.
+    /// Those the connection reports.
     pub fn counters(&self) -> io::Result<Counters> {
         match self.ask(&Request::GetCounters(Empty {}))? {
             Answer::Counters(counters) => Ok(counters),

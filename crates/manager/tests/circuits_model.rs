@@ -1,5 +1,5 @@
 //! Two managers over a link that may lose and delay, and applications of them that do
-//! anything in any order: what each manager says fits what it is asked, labels are those of
+//! anything in any order. Each manager's answers fit the requests, labels belong to
 //! calls, and at the end nothing is left.
 
 #[path = "daemon_model/device.rs"]
@@ -30,16 +30,16 @@ const STEP: Duration = Duration::from_millis(100);
 
 #[derive(Clone, Copy, Debug)]
 enum Action {
-    /// By the end, the client; of whom, and of which selector.
+    /// A listener, by the end and the client; for whose calls, and for which selector.
     Listen(usize, u64, u8),
     Unlisten(usize, u64, u8),
     Call(usize, u64, usize, u8),
     Accept(usize, u64, u8),
-    /// A call to the other end, where somebody listens and accepts it.
+    /// A call to the other end, if a listener there accepts it.
     Connect(usize, u64, u8),
-    /// One of the calls that it has.
+    /// Release one of its calls.
     Release(usize, u64, usize),
-    /// The application dies, and another comes.
+    /// The application dies, and another replaces it.
     Kill(usize, u64),
     /// Lose the next PDU of this end.
     Lose(usize),
@@ -70,7 +70,7 @@ fn actions() -> impl Strategy<Value = Action> {
     ]
 }
 
-/// How far a call is, as its application knows.
+/// The state of a call, as its application knows it.
 #[derive(Clone, Copy, Debug, PartialEq)]
 enum Known {
     Calling,
@@ -78,14 +78,14 @@ enum Known {
     Connected,
 }
 
-/// What an application knows of a call.
+/// An application's state of a call.
 #[derive(Clone, Debug)]
 struct Call {
     known: Known,
     circuit: Option<Circuit>,
     /// Since it was accepted or connected.
     reference: Option<AtmReference>,
-    /// Presented to a manager that has not said of it since that it is connected.
+    /// Presented to a manager that has not yet reported that it is connected.
     presented: bool,
 }
 
@@ -113,7 +113,7 @@ struct Application {
 
 struct End {
     which: usize,
-    /// Managers that there were.
+    /// Number of managers so far.
     runs: u32,
     calls_max: usize,
     manager: Manager,
@@ -126,7 +126,7 @@ struct End {
     lose: usize,
 }
 
-/// Calls a user may have, in all.
+/// Limits with this many calls per user.
 fn limits(calls: usize) -> Limits {
     let mut limits = Limits::default();
     limits.trusted = vec![1000];
@@ -158,7 +158,7 @@ impl End {
         Self::limited(end, Limits::default().calls_of_domain)
     }
 
-    /// With so many calls of a user.
+    /// With this many calls per user.
     fn limited(end: usize, calls: usize) -> Self {
         let mut device = FakeDevice::new();
         let now = Duration::ZERO;
@@ -203,9 +203,9 @@ impl End {
         client
     }
 
-    /// Another manager, to which everybody presents what a client does: what it listens for,
-    /// and calls that it has accepted or that are connected. Those that were on their way it
-    /// has no more, and none of them is its.
+    /// Starts another manager, to which every client presents its listeners and its
+    /// accepted or connected calls. It does not know calls that were in progress, and
+    /// none of them belongs to it.
     fn restart(&mut self, now: Duration) {
         self.hear(now);
         let circuits = self.device.circuits.iter();
@@ -284,7 +284,7 @@ impl End {
         }
     }
 
-    /// Says something of calls; true where that is taken.
+    /// Sends a message about calls; true if it is accepted.
     fn say(&mut self, client: ClientId, request: &Request, now: Duration) -> bool {
         let circuit = (request.descriptors() > 0).then(|| {
             let (theirs, _) = std::os::unix::net::UnixDatagram::pair().unwrap();
@@ -296,7 +296,7 @@ impl End {
             .is_ok()
     }
 
-    /// What the manager says by itself; true where something is said to it for that.
+    /// Processes the manager's notices; true if messages were sent to it in response.
     fn hear(&mut self, now: Duration) -> bool {
         let mut acknowledged = Vec::new();
         let notices = std::iter::from_fn(|| self.manager.poll_call_notice());
@@ -321,7 +321,8 @@ impl End {
                 Answer::AtmCircuit(of) => {
                     let circuit = of.circuit.circuit();
                     let label = Label::of_circuit(circuit).unwrap();
-                    // Before the application learns it, and until it learns that it has ended.
+                    // Before the application learns it, and until it learns that it has
+                    // ended.
                     let ended = notices[place..].iter().any(|later| {
                         later.application == notice.application
                             && matches!(&later.answer, Answer::AtmEnded(it) if it.call == of.call)
@@ -333,10 +334,10 @@ impl End {
                 }
                 Answer::AtmConnected(of) => {
                     let call = application.calls.get_mut(&of.call).unwrap();
-                    // Which the manager before may have said.
+                    // The previous manager may have reported it.
                     assert!(call.known != Known::Connected || call.presented, "{of:?}");
                     call.presented = false;
-                    // The end that has called is given what the called one has made.
+                    // The calling end receives the circuit that the called one has made.
                     let is_callers = of.reference.local != 0 && call.known == Known::Calling;
                     assert_eq!(notice.beside.is_some(), is_callers);
                     assert_eq!(of.reference.circuit(), call.circuit);
@@ -370,7 +371,7 @@ impl End {
         });
         let held: Vec<_> = held.collect();
         let labels: BTreeMap<Label, u16> = held.iter().copied().collect();
-        // None is two calls', and each is its application's.
+        // No label belongs to two calls, and each belongs to its application.
         assert_eq!(labels.len(), held.len());
         assert_eq!(labels, self.device.circuits);
     }
@@ -382,8 +383,8 @@ struct World {
 }
 
 impl World {
-    /// Circuits over the link that are connected at both ends; of each that both have, it is
-    /// the same call's: nobody has a circuit anew while the other end has it still.
+    /// Circuits over the link that are connected at both ends. Each circuit at both ends
+    /// belongs to the same call: no circuit is reused while the other end still has it.
     fn connected(&self) -> BTreeSet<(Circuit, u32)> {
         let of = |end: &End| -> BTreeMap<Circuit, AtmReference> {
             let calls = end.applications.iter().flat_map(|of| of.calls.values());
@@ -406,7 +407,7 @@ impl World {
         both
     }
 
-    /// PDUs go over the link, and what is due is done.
+    /// Carries PDUs over the link, and does what is due.
     fn settle(&mut self) {
         loop {
             let mut went = false;
@@ -465,7 +466,7 @@ impl World {
                 let it = &mut self.ends[end];
                 let listener = selector.into();
                 let request = Request::AtmUnlisten(ListenerNumber { listener });
-                // What was said before of it.
+                // Earlier notices about it.
                 it.hear(now);
                 let client = client as usize;
                 it.ask(it.applications[client].client, &request, now);
@@ -486,14 +487,14 @@ impl World {
                 let client = client as usize;
                 let known = Call::new(Known::Calling, None);
                 it.applications[client].calls.insert(call, known);
-                // Of one that is not begun it is told the end.
+                // If it is not begun, the client is notified of its end.
                 it.say(it.applications[client].client, &request, now);
             }
             Action::Accept(end, client, selector) => {
                 let it = &mut self.ends[end];
                 let call = it.next_call;
                 it.next_call += 1;
-                // What was said before of it.
+                // Earlier notices about it.
                 it.hear(now);
                 let application = &mut it.applications[client as usize];
                 let of = |waits: &AtmIncoming| waits.listener == u32::from(selector);
@@ -533,7 +534,7 @@ impl World {
                 let client = application.client;
                 let (cause, pad) = (16, [0; 3]);
                 let request = Request::AtmRelease(AtmRelease { call, cause, pad });
-                // What was said of it is heard first.
+                // Earlier notices are processed first.
                 it.hear(now);
                 assert!(it.say(client, &request, now));
                 let of = |it: &&mut Application| it.client == client;
@@ -560,7 +561,7 @@ impl World {
         self.settle();
     }
 
-    /// Everybody leaves; what two ends are still saying to each other ends by timers.
+    /// All clients leave; exchanges still in progress end by timers.
     fn end(mut self) {
         let now = self.now;
         for it in &mut self.ends {
@@ -626,7 +627,7 @@ fn a_user_has_so_many_calls_in_all_of_its_applications() {
     assert_eq!(ended.errno, libc::ENOBUFS);
     assert_eq!(ended.call, calls[2].0);
     assert_eq!(calls.map(|(.., begun)| begun), [true, true, false]);
-    // One that is released makes room.
+    // A released call makes room.
     let (cause, pad) = (16, [0; 3]);
     let (call, client, _) = calls[1];
     assert!(end.say(

@@ -63,19 +63,19 @@ fn a_linux_client_connects_by_a_cookie_of_the_driver() {
     assert_eq!(said.matches("TAKEN").count(), 2, "{all}");
 }
 
-/// Whether the driver is to answer by XDP_REDIRECT.
+/// Whether the driver answers by XDP_REDIRECT.
 fn redirects() -> bool {
     std::env::var("REDIRECT").is_ok_and(|value| value == "1")
 }
 
-/// Another for each way: the first run's client goes on sending what was never
+/// Another for each way. The first run's client continues to send what was never
 /// acknowledged, which the second must not take for its own.
 fn key() -> [u8; 16] {
     [1 + u8::from(redirects()); 16]
 }
 
 fn monotonic() -> Duration {
-    // The kernel's own record of CLOCK_MONOTONIC, but for suspended time.
+    // The kernel's own record of CLOCK_MONOTONIC, except for suspended time.
     let text = std::fs::read_to_string("/proc/uptime").unwrap();
     let seconds: f64 = text.split(' ').next().unwrap().parse().unwrap();
     Duration::from_secs_f64(seconds)
@@ -184,7 +184,7 @@ fn answers_and_takes() {
     };
     assert!(count(Counter::CookieSent) >= 2);
     assert!(count(Counter::CookieValid) >= 4);
-    // The client's resets, when it ends, are of no connection and go nowhere.
+    // The client's resets, when it ends, belong to no connection and are dropped.
     let class = tables.trusted.class(0, Class::NoConnection);
     println!(
         "TAKEN, {} of no connection, {class:?}",
@@ -195,8 +195,8 @@ fn answers_and_takes() {
 #[test]
 #[ignore = "a part of a_linux_client_connects_by_a_cookie_of_the_driver"]
 fn connects() {
-    // Without a program here veth does not wake its receiver for what the other
-    // end's program sends back. This one has no tables: all is the kernel's.
+    // Without a program here veth does not wake its receiver for what the other end's
+    // program sends back. This one has no tables: all frames go to the kernel.
     let _program = (!redirects()).then(|| {
         let mut program = Program::load().unwrap();
         program.attach("twb", XdpMode::Native).unwrap();
@@ -207,8 +207,8 @@ fn connects() {
         let mut stream = TcpStream::connect_timeout(&server, Duration::from_secs(10)).unwrap();
         stream.write_all(GREETING).unwrap();
         println!("CONNECTED");
-        // Not answered, for nobody makes connections of the handshakes here: a
-        // reset in place of a wait for the answer.
+        // Not answered, since no process makes connections of the handshakes here: a
+        // reset replaces waiting for the answer.
         drop(stream);
     }
 }

@@ -5,8 +5,8 @@ use std::process::Command;
 
 use tidewall_manager::{Program, XdpMode};
 
-/// Makes a veth pair, attaches in a child, kills the child, and says what it
-/// sees. The namespace and the pair end with the shell.
+/// Makes a veth pair, attaches in a child, kills the child, and reports what it sees. The
+/// namespace and the pair end with the shell.
 const SCRIPT: &str = r#"
 ip link add twa type veth peer name twb || exit 1
 ip link set twa up && ip link set twb up || exit 1
@@ -45,7 +45,7 @@ fn the_program_leaves_with_its_owner() {
         .env("FIFO", &fifo)
         .output()
         .expect("unshare, of util-linux");
-    // Also there when the script failed half way.
+    // Also runs when the script failed half way.
     drop(std::fs::remove_file(&fifo));
     let said = String::from_utf8_lossy(&output.stdout);
     let all = format!("{said}\n{}", String::from_utf8_lossy(&output.stderr));

@@ -1,4 +1,4 @@
-//! Virtual pairs of private domains, in a network namespace of their own.
+//! Virtual pairs of private domains, in their own network namespace.
 
 use std::net::IpAddr;
 use std::os::fd::AsFd;
@@ -66,7 +66,7 @@ fn index() -> u32 {
     interface::index(INTERFACE).unwrap()
 }
 
-/// Interfaces beside the test's own three.
+/// Interfaces other than the test's own three.
 fn others() -> Vec<String> {
     let entries = std::fs::read_dir("/proc/sys/net/ipv4/conf").unwrap();
     let names = entries.map(|entry| entry.unwrap().file_name().into_string().unwrap());
@@ -106,7 +106,7 @@ mod inside {
                 let link = netlink.link(end).unwrap();
                 assert!(link.up, "{link:?}");
                 assert_eq!(link.mtu, Some(MTU as usize));
-                // Nobody speaks IPv6 there by itself.
+                // The kernel does not use IPv6 there by itself.
                 let addresses = netlink.addresses().unwrap();
                 assert!(!addresses.iter().any(|(at, _)| *at == end));
             }
@@ -117,7 +117,7 @@ mod inside {
         assert_eq!(others().len(), 8);
         pairs.set_mtu(MTU);
 
-        // A successor finds them, leaves what is in use, and gives no name twice.
+        // A successor finds them, leaves those in use, and assigns no name twice.
         drop(pairs);
         let mut pairs = open().unwrap();
         let fourth = pairs.make().unwrap();
@@ -125,7 +125,7 @@ mod inside {
         assert_eq!(others().len(), 4);
         assert!(netlink.link(made[1].near).is_ok());
         assert!(netlink.link(fourth.near).is_err());
-        // What is gone already is no error.
+        // Pairs that are already gone are not an error.
         let near: Vec<u32> = made.iter().map(|pair| pair.near).collect();
         pairs.delete(&near).unwrap();
         assert_eq!(others(), keeper);
@@ -143,7 +143,7 @@ mod inside {
         assert_eq!(others(), keeper);
         Pairs::remove_all(device).unwrap();
         assert!(others().is_empty());
-        // Nothing to remove is as good.
+        // Nothing to remove is fine.
         Pairs::remove_all(device).unwrap();
     }
 
@@ -206,7 +206,7 @@ mod inside {
         let before = arrived();
         let mut wanted = [0; DEPARTURES];
         let mut tagged = frame(0x8100, 0);
-        // A tag, which the kernel takes off before it asks the program.
+        // A tag, which the kernel removes before it runs the program.
         tagged.truncate(14);
         tagged.extend([0, 7]);
         tagged.extend(&frame(0x0800, PORT)[12..]);
@@ -224,13 +224,13 @@ mod inside {
             wanted[*cause as usize] += 1;
             wait_until("it is counted", || counted() == wanted);
         }
-        // Behind all of them, so that they would have come first.
+        // Sent after all of them, so that they would have arrived first.
         send(&frame(0x0800, PORT));
         wanted[Sent::Passed as usize] += 1;
         wait_until("it is counted", || counted() == wanted);
         wait_until("the good one arrives", || arrived() > before);
         assert_eq!(arrived(), before + 1);
-        // Of a pair in stock nothing does.
+        // Nothing leaves by a pair in stock.
         near_ends.remove(&pair.near).unwrap();
         send(&frame(0x0800, PORT));
         let nobody = tidewall_device::demux::layout::APPLICATIONS as u32;
@@ -267,7 +267,7 @@ mod inside {
             assert!(threaded::read(INTERFACE, index()).unwrap().threaded);
             assert_eq!(thread().unwrap().0, 5);
         }
-        // A priority that somebody has given it stays.
+        // A priority that an operator has set stays.
         let process = thread().unwrap().1;
         let mut renice = Command::new("renice");
         renice.args(["-n", "7", "-p", &process]);

@@ -1,6 +1,6 @@
-//! What a card is asked for, against the kernel: a veth pair, which refuses
-//! coalescing and rules, and a tap, which takes rx-frames. In a namespace of
-//! its own; the parts that run inside it are ignored unless named.
+//! Requests to a card, tested against the kernel: a veth pair, which refuses coalescing
+//! and rules, and a tap, which takes rx-frames. It runs in its own namespace; the parts
+//! that run inside it are ignored unless named.
 
 use std::fs;
 use std::io::{ErrorKind, Read, stdin};
@@ -26,8 +26,8 @@ trap 'rm -f "$FIFO"' EXIT
 part() { "$SELF" --exact --ignored --nocapture "$1"; }
 "#;
 
-/// Runs `script` after [`DEVICES`] and returns what it said, or `None`, said
-/// aloud, where namespaces may not be made.
+/// Runs `script` after [`DEVICES`] and returns its output, or `None`, with a message,
+/// where namespaces may not be created.
 fn in_namespace(name: &str, script: &str) -> Option<String> {
     let output = Command::new("unshare")
         .args(["--net", "--mount", "sh", "-c"])
@@ -125,7 +125,7 @@ fn veth_refuses() {
     let error = Channels::read("lo").unwrap_err();
     assert_eq!(error.kind(), ErrorKind::Unsupported, "{error}");
 
-    // A caller's mistakes, said before the device is asked.
+    // A caller's mistakes, reported before the device is asked.
     let flow = |port| NtupleRule {
         protocol: Protocol::Tcp,
         address: Some("192.0.2.1".parse().unwrap()),
@@ -199,7 +199,7 @@ fn xps_is_set_and_restored() {
         text.starts_with("/sys/class/net/twa/queues/tx-2/xps_cpus: "),
         "{text}"
     );
-    // More than this kernel was built for, or than this machine can have.
+    // More than this kernel was built for, or this machine can have.
     let error = xps::set(&restorer, "twa", 1, &[8191]).unwrap_err();
     let text = error.to_string();
     assert!(
@@ -326,7 +326,7 @@ fn coalescing_is_set_and_restored() {
     );
     coalescing.set_frames(16).unwrap();
     assert_eq!(frames(), 16);
-    // The tap has no time; its zero can be set, and nothing else.
+    // The tap has no time; only zero can be set.
     assert_eq!(coalescing.set(Duration::ZERO).unwrap(), Duration::ZERO);
     let error = coalescing.set(Duration::from_micros(50)).unwrap_err();
     assert_eq!(error.kind(), ErrorKind::Unsupported);
@@ -342,7 +342,7 @@ fn coalescing_is_set_and_restored() {
     drop(coalescing);
     assert_eq!(frames(), 3);
 
-    // Taken and left alone, nothing is written over what others set.
+    // If left unchanged, it overwrites nothing that others set.
     let coalescing = Coalescing::take(&restorer, "twt").unwrap();
     let set = |count: &str| {
         let status = Command::new("ethtool")
@@ -396,7 +396,7 @@ for i in $(seq 200); do [ "$(gro)" = on ] && break; sleep 0.02; done
     }
 }
 
-/// Switches GRO of `twa` off, as attaching a program may, and notes that.
+/// Switches GRO of `twa` off, as attaching a program may, and records that.
 fn lose_gro(restorer: &Restorer) -> Features {
     let mut features = Features::remember("twa").unwrap();
     let status = Command::new("ethtool")
@@ -421,7 +421,7 @@ fn features_are_put_back() {
     assert!(!gro());
     drop(features);
     assert!(gro());
-    // What did not change is left alone, whatever becomes of it.
+    // An unchanged feature is left alone, whatever happens to it.
     let mut features = Features::remember("twa").unwrap();
     features.changed(Some(&restorer)).unwrap();
     let _other = lose_gro(&restorer);

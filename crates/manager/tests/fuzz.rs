@@ -1,5 +1,5 @@
-//! Fuzz targets of the protocol between a manager and its applications
-//! (`tidewall_fuzz` says how they are tried; `BOLERO_RANDOM_TEST_TIME_MS` for how long).
+//! Fuzz targets of the protocol between a manager and its applications (`tidewall_fuzz`
+//! describes how they are run; `BOLERO_RANDOM_TEST_TIME_MS` sets for how long).
 
 use std::time::Duration;
 
@@ -17,7 +17,7 @@ fn fuzz_request() {
     });
 }
 
-/// What a body of a circuit means is said again by the same bytes, or is refused.
+/// A circuit's body is emitted again as the same bytes, or is refused.
 #[test]
 fn fuzz_circuits() {
     fuzz("request", |bytes| {
@@ -45,8 +45,7 @@ fn fuzz_answer() {
     });
 }
 
-/// What is understood is the only form of what it means; what is not, is not for a
-/// reason that its bytes show.
+/// An accepted form is the only one for its meaning; a refusal has a reason in its bytes.
 fn same_again<T>(
     bytes: &[u8],
     parsed: Result<(u32, T), Malformed>,

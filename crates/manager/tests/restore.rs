@@ -13,7 +13,7 @@ use tidewall_manager::restore::{Knob, Restorer, STEP_BYTES, STEPS};
 
 const DIRECTORY: &str = "TW_RESTORE_DIRECTORY";
 
-/// A directory of its own for each test, removed at the end.
+/// A separate directory for each test, removed at the end.
 struct Directory(PathBuf);
 
 impl Directory {
@@ -39,7 +39,7 @@ impl Drop for Directory {
     }
 }
 
-/// Waits, not for ever, for another process to make `done` true.
+/// Waits, with a limit, for another process to make `done` true.
 fn wait_until(mut done: impl FnMut() -> bool) -> bool {
     let end = Instant::now() + Duration::from_secs(20);
     while Instant::now() < end {
@@ -70,8 +70,8 @@ fn send_signal(signal: &str, target: &str) {
     assert!(status.success());
 }
 
-/// Sets the knob twice with a command registered between, says so, and waits
-/// to be killed.
+/// Sets the knob twice with a command registered between, reports that, and waits to be
+/// killed.
 #[test]
 #[ignore = "the process that the other tests kill"]
 fn subject() {
@@ -150,8 +150,8 @@ fn signals_to_the_group_do_not_reach_the_restorer() {
     }
     let name = fs::read_to_string(format!("/proc/{restorer}/comm")).unwrap();
     assert_eq!(name, "tw-restorer\n");
-    // Only its socket, the pidfd, the record and /dev/null: no pipe of ours is
-    // held open.
+    // Only its socket, the pidfd, the record and /dev/null: none of our pipes is held
+    // open.
     let mut open: Vec<String> = fs::read_dir(format!("/proc/{restorer}/fd"))
         .unwrap()
         .map(|entry| entry.unwrap().file_name().into_string().unwrap())
@@ -194,7 +194,7 @@ fn orderly_end_undoes_in_the_parent() {
     fs::write(&made, "").unwrap();
     drop(undo);
     assert!(!made.exists());
-    // What is gone already has been removed.
+    // A file that is already gone has been removed.
     restorer.on_exit_remove(&made).unwrap().now().unwrap();
 
     let kept = restorer.on_exit_write(directory.knob(), b"never").unwrap();
@@ -281,7 +281,7 @@ fn dead_restorer_refuses_before_anything_is_touched() {
     assert_eq!(directory.value(), "old\n");
 }
 
-/// As by a kill of the whole cgroup.
+/// Kills both, as a kill of the whole cgroup does.
 fn kill_with_restorer(child: &mut Child, restorer: i32) {
     send_signal("-KILL", &restorer.to_string());
     child.kill().unwrap();
@@ -310,7 +310,7 @@ fn what_was_killed_with_its_restorer_is_undone_by_the_next() {
         undone.contains(&format!("{knob_at} set to old")),
         "{undone:?}"
     );
-    // What it restores itself is what the first one had found.
+    // It restores the value that the first one had found.
     let restorer = Restorer::start_recorded(record_file).unwrap();
     let knob = Knob::set(&restorer, directory.knob(), "new").unwrap();
     assert_eq!(knob.old(), "old");
@@ -320,8 +320,7 @@ fn what_was_killed_with_its_restorer_is_undone_by_the_next() {
     assert!(!record.exists(), "nothing is left of an orderly end");
 }
 
-/// The first is dead, its restorer not done: what the knob holds is not what it
-/// held before.
+/// The first is dead, its restorer not done: the knob's value is not the original one.
 #[test]
 fn a_restart_waits_for_the_restorer() {
     let directory = Directory::new("restart");
@@ -344,7 +343,7 @@ fn a_restart_waits_for_the_restorer() {
     let (record, undone, value) = next.join().unwrap();
     assert!(wait_until(|| ended(restorer)), "it was waited for");
     assert_eq!((undone.as_slice(), value.as_str()), (&[][..], "old\n"));
-    // And it is ours now, although the restorer has removed the one it had.
+    // And it is ours now, although the restorer has removed its own.
     let busy = Record::open(&directory.0.join("record")).unwrap_err();
     assert_eq!(busy.kind(), ErrorKind::ResourceBusy, "{busy}");
     drop(record);
@@ -362,7 +361,7 @@ fn a_live_process_keeps_its_record() {
         "{said}"
     );
     assert_eq!(directory.value(), "two\n");
-    // It holds on to it without its restorer, too.
+    // It also keeps it without its restorer.
     send_signal("-KILL", &restorer.to_string());
     let busy = Record::open(&directory.0.join("record")).unwrap_err();
     assert_eq!(busy.kind(), ErrorKind::ResourceBusy);

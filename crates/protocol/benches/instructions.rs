@@ -1,8 +1,9 @@
-//! Instructions that the TCP engine spends on a segment of the clean path,
-//! counted by valgrind, libc's copying of payload aside: it would hide the engine's.
+//! Instructions that the TCP engine spends per segment of the clean path, counted by
+//! valgrind. The copying of payload by libc is left out, since it would hide the engine's
+//! instructions.
 //!
-//! `cargo bench -p tidewall-protocol --bench instructions` judges them against
-//! `benches/instructions.txt`; `-- --keep` writes that. See
+//! `cargo bench -p tidewall-protocol --bench instructions` compares them with
+//! `benches/instructions.txt`; `-- --keep` writes that file. See
 //! `tidewall_bench_instructions`.
 
 use std::process::ExitCode;
@@ -78,7 +79,7 @@ impl Pair {
         }
     }
 
-    /// Lets one end send all it may, to the other; the segments sent.
+    /// One end sends all it may to the other. Returns the number of segments.
     fn send(&mut self, from: usize) -> usize {
         let [first, second] = &mut self.ends;
         let (sender, receiver) = if from == 0 {
@@ -98,7 +99,7 @@ impl Pair {
         sent
     }
 
-    /// Until neither end has anything to send at this time.
+    /// Runs until neither end has anything to send at this time.
     fn quiesce(&mut self) {
         while self.send(0) + self.send(1) > 0 {}
     }
@@ -113,7 +114,7 @@ impl Pair {
     }
 }
 
-/// A stream of writes so long, each of which `calls` of what is counted take.
+/// A stream of writes of `length` bytes, `calls` of which make up one counted operation.
 fn stream(config: &Config, length: usize, calls: usize, counter: &mut Counter) {
     let mut pair = Pair::new(config);
     let bytes = vec![7; length];
@@ -123,8 +124,8 @@ fn stream(config: &Config, length: usize, calls: usize, counter: &mut Counter) {
         counter.count(calls, || {
             let written = pair.ends[0].write(&bytes).expect("room");
             assert_eq!(written, length);
-            // As a receiver does that takes what its channel holds: several
-            // segments, then what they want sent.
+            // Like a receiver that takes all segments of its channel, and then sends the
+            // answers.
             while pair.ends[0].wants_output() {
                 pair.send(0);
                 pair.pass(Duration::from_micros(20));
@@ -141,7 +142,7 @@ fn stream(config: &Config, length: usize, calls: usize, counter: &mut Counter) {
     assert_eq!(pair.ends[0].info().bytes_acknowledged, sent);
 }
 
-/// Ten full segments a round.
+/// Ten full segments per round.
 fn bulk(counter: &mut Counter) {
     stream(&Config::default(), 14_480, 10, counter);
 }
@@ -175,7 +176,7 @@ fn exchange(counter: &mut Counter) {
     }
 }
 
-/// What a hostile peer can have done: a thousand bytes, each beyond a hole of one,
+/// The worst that a hostile peer can cause: a thousand bytes, each beyond a hole of one,
 /// the last of them first.
 fn small_ranges(counter: &mut Counter) {
     const RANGES: u32 = 1000;

@@ -1,13 +1,13 @@
-//! The names of every way in which a packet can die in an engine.
+//! The names of every cause for which an engine drops a packet.
 
 use core::fmt;
 
-/// Defines [`DropReason`] together with its names, its explanations and what to do, so that
-/// no variant can lack one.
+/// Defines [`DropReason`] with its names, explanations and advice, so that no variant can
+/// lack one.
 macro_rules! causes {
     ($($(#[doc = $doc:literal])+ $variant:ident = $name:literal, $advice:expr;)+) => {
-        /// Why an engine did not take a packet. One counter a variant is meant:
-        /// [`DropReason::index`] is its place among [`DropReason::ALL`].
+        /// Why an engine dropped a packet. Callers keep one counter per variant:
+        /// [`DropReason::index`] is its position in [`DropReason::ALL`].
         #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
         #[non_exhaustive]
         pub enum DropReason {
@@ -29,7 +29,7 @@ macro_rules! causes {
                 }
             }
 
-            /// What happened, in a sentence.
+            /// What happened, in one sentence.
             #[must_use]
             pub const fn explanation(self) -> &'static str {
                 match self {
@@ -37,7 +37,7 @@ macro_rules! causes {
                 }
             }
 
-            /// What to do about it; empty when nothing is to be done.
+            /// What to do about it; empty when nothing needs to be done.
             #[must_use]
             pub const fn advice(self) -> &'static str {
                 match self {
@@ -54,7 +54,7 @@ const FRAGMENTS: &str = "Harmless when rare. Many are an attack (it stays within
 const FORGED: &str = "Nothing: it is refused as RFC 5927 advises. Many are somebody trying to break connections by forged ICMP.";
 
 causes! {
-    /// The packet ends before its headers or lengths say.
+    /// The packet is shorter than its headers or lengths state.
     Truncated = "truncated", DAMAGED;
     /// The IP version is neither 4 nor 6.
     Version = "version", DAMAGED;
@@ -64,7 +64,7 @@ causes! {
     HeaderChecksum = "header-checksum", DAMAGED;
     /// The IPv6 extension headers are too many or in an impossible order.
     ExtensionHeaders = "extension-headers", DAMAGED;
-    /// The transport header is not where the frame's metadata says.
+    /// The transport header is not at the offset in the frame's metadata.
     TransportOffset = "transport-offset", DISAGREE;
     /// The transport protocol is not the one that the channel's engine reads.
     Protocol = "protocol", DISAGREE;
@@ -84,18 +84,19 @@ causes! {
     TcpChecksum = "tcp-checksum", "Damaged on its way. On a real device with every segment wrong, its checksum offload is at fault: ethtool -K IF rx off tx off.";
     /// A TCP segment from or to port zero.
     TcpPort = "tcp-port", "No honest peer sends one; somebody scans.";
-    /// A TCP segment that belongs to no connection; its sender was reset if it may be.
+    /// A TCP segment that belongs to no connection; its sender was reset if that is
+    /// permitted.
     TcpNoConnection = "tcp-no-connection", "A few are peers that outlived their connection. Many are an attack; it changes nothing here.";
-    /// A segment that a half-open TCP connection cannot take: a wrong acknowledgment, an
-    /// old duplicate, a blind reset.
+    /// A segment that a half-open TCP connection cannot accept: a wrong acknowledgment,
+    /// an old duplicate, a blind reset.
     TcpHalfOpen = "tcp-half-open", "Many are somebody guessing sequence numbers (RFC 5961).";
-    /// A SYN beyond the half-open connections of its listener that no SYN cookie could
-    /// answer: its maximum segment size is below 536.
+    /// A SYN beyond its listener's limit of half-open connections that no SYN cookie
+    /// could answer: its maximum segment size is below 536.
     TcpSynQueueFull = "tcp-syn-queue-full", "A SYN flood. Clients with such a segment size are hardly honest.";
-    /// A SYN without the ACP option, at a listener that takes nothing else.
+    /// A SYN without the ACP option, at a listener that requires it.
     TcpNotAcp = "tcp-not-acp", "Have the peer speak ACP, or let the listener take peers that cannot say so (kernel TCP).";
-    /// Bytes in an ACP connection that are no frame: a wrong magic or type, a frame longer
-    /// than a segment, an end within a frame. The connection was reset.
+    /// Bytes in an ACP connection that are not a frame: a wrong magic or type, a frame
+    /// longer than a segment, an end within a frame. The connection was reset.
     AcpFraming = "acp-framing", "The peer does not speak ACP, or its segments are merged or cut on the way.";
     /// A connection found the accept queue full (Linux: ListenOverflows).
     TcpListenOverflow = "tcp-listen-overflow", "Accept faster, or listen with a longer backlog.";
@@ -127,20 +128,20 @@ causes! {
     FragmentDuplicate = "fragment-duplicate", "Harmless: something on the way duplicates packets.";
     /// A fragment that overlaps another; its whole datagram is refused (RFC 5722).
     FragmentOverlap = "fragment-overlap", FRAGMENTS;
-    /// A fragment that contradicts where its datagram ends; the datagram is refused.
+    /// A fragment that contradicts the end of its datagram; the datagram is refused.
     FragmentEnd = "fragment-end", FRAGMENTS;
     /// A fragment of a datagram that has been refused.
     FragmentRefused = "fragment-refused", FRAGMENTS;
     /// More fragments than one datagram may have; the datagram is refused.
     FragmentCount = "fragment-count", FRAGMENTS;
-    /// A fragment that reassembly's bounded memory had no room for.
+    /// A fragment for which reassembly's bounded memory had no room.
     FragmentMemory = "fragment-memory", FRAGMENTS;
     /// Fragments whose ECN marks contradict each other (RFC 3168 §5.3).
     FragmentEcn = "fragment-ecn", FRAGMENTS;
 }
 
 impl DropReason {
-    /// The cause's place in [`DropReason::ALL`], below [`DropReason::COUNT`].
+    /// The cause's position in [`DropReason::ALL`], below [`DropReason::COUNT`].
     #[must_use]
     pub const fn index(self) -> usize {
         self as usize

@@ -1,5 +1,5 @@
-//! Linux's numbers of the errors that this crate reports; the same on every
-//! architecture that Tidewall knows.
+//! Linux's numbers of the errors that this crate reports. They are the same on every
+//! architecture that Tidewall supports.
 #![expect(missing_docs, reason = "the names are the meaning")]
 
 pub const EAGAIN: i32 = 11;

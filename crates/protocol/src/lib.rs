@@ -1,9 +1,9 @@
-//! Protocol engines without I/O, clocks, threads or randomness: bytes and a
-//! time go in, values come out.
+//! Protocol engines without I/O, clocks, threads or randomness. Bytes and a time go in;
+//! values come out.
 //!
-//! What may not live here: sockets, channels, devices, anything that waits; a
-//! panic that a packet, a peer or a caller's mistake can reach; an allocation on
-//! the way of a whole datagram (reassembly allocates, within its limits).
+//! Does not live here: sockets, channels, devices, anything that waits. No packet, peer
+//! or mistake of a caller may reach a panic. Nothing is allocated on the path of a whole
+//! datagram (reassembly allocates, within its limits).
 //!
 //! ```text
 //! first and later fragments ─► ip::reassembly ─┐
@@ -13,11 +13,11 @@
 //! TCP segments ─► tcp::input ─► tcp::Connection ─► tcp::output ─► Ethernet frames
 //! ```
 //!
-//! Whatever dies here dies by a name of [`DropReason`]. Read first: RFC 1122 §3 and
-//! §4.1, RFC 8200 §4.5, RFC 5722, RFC 6946, RFC 8900 (why fragments are
+//! Each packet that is dropped here has a cause in [`DropReason`]. Read first: RFC 1122
+//! §3 and §4.1, RFC 8200 §4.5, RFC 5722, RFC 6946, RFC 8900 (why fragments are
 //! dangerous), RFC 768, RFC 5927 (attacks by ICMP), RFC 9293 (`tcp` names more).
 #![forbid(unsafe_code)]
-// Frames and peers reach this code: a panic here would be theirs to cause.
+// Frames and peers reach this code: they could cause any panic in it.
 #![cfg_attr(
     not(test),
     deny(

@@ -1,16 +1,15 @@
 //! A hierarchical timing wheel (Varghese and Lauck, "Hashed and Hierarchical
 //! Timing Wheels", SOSP 1987, scheme 7).
 //!
-//! Timers are named by small dense numbers of the caller's, such as the places
-//! of a slab, so a timer is sixteen bytes and needs no handle. Arming and
-//! cancelling cost the same however many timers there are; a timer moves at
-//! most once a level before it expires.
+//! The caller names timers by small dense numbers, such as the slots of a slab, so a
+//! timer is sixteen bytes and needs no handle. The cost of arming and cancelling does not
+//! depend on the number of timers. A timer moves at most once per level before it
+//! expires.
 //!
-//! Level `n` has 64 slots of 64^n ticks. A timer lies at the level of the
-//! highest six-bit digit in which its tick differs from the wheel's, in the
-//! slot of that digit. So the slots behind the wheel's own digit are empty at
-//! every level, none wraps, and eight levels hold every tick that a deadline in
-//! 64 bits of nanoseconds has.
+//! Level `n` has 64 slots of 64^n ticks. A timer lies at the level of the highest six-bit
+//! digit in which its tick differs from the wheel's, in the slot of that digit. So the
+//! slots behind the wheel's own digit are empty at every level, and none wraps. Eight
+//! levels hold every tick of a deadline in 64 bits of nanoseconds.
 
 use core::time::Duration;
 
@@ -22,18 +21,17 @@ const SLOT_BITS: u32 = 6;
 const SLOTS: usize = 1 << SLOT_BITS;
 const LEVELS: usize = 8;
 const NIL: u32 = u32::MAX;
-/// In `Entry::previous`: the rest is the slot whose first entry this is.
+/// In `Entry::previous`: the remaining bits are the slot whose first entry this is.
 const FIRST: u32 = 1 << 31;
 
-/// Most timers of a wheel.
+/// The largest number of timers in a wheel.
 pub const TIMERS_MAX: u32 = FIRST - 1;
 
 /// One timer; sixteen bytes.
 #[derive(Clone, Copy, Debug)]
 struct Entry {
     tick: u64,
-    /// The entry before this one in its slot, or [`FIRST`] and the slot;
-    /// [`NIL`] when not armed.
+    /// The previous entry in its slot, or [`FIRST`] and the slot; [`NIL`] when not armed.
     previous: u32,
     next: u32,
 }
@@ -46,13 +44,13 @@ const IDLE: Entry = Entry {
 
 /// The wheel. Times are since any fixed moment, the same for all calls.
 ///
-/// A timer never expires before its deadline, and no later than the first
+/// A timer never expires before its deadline. It expires no later than the first
 /// [`Wheel::advance`] a [`TICK`] after it.
 #[derive(Debug)]
 pub struct Wheel {
-    /// All ticks before this one have been dealt with.
+    /// All ticks before this one have been processed.
     now: u64,
-    /// Of each level, which slots have entries.
+    /// For each level, which slots have entries.
     occupied: [u64; LEVELS],
     slots: Box<[u32]>,
     entries: Vec<Entry>,
@@ -91,9 +89,8 @@ fn time_of(tick: u64) -> Duration {
 }
 
 impl Wheel {
-    /// Arms timer `timer`, or moves it. A deadline that is past expires with
-    /// the next [`Wheel::advance`]. Does nothing for a number over
-    /// [`TIMERS_MAX`].
+    /// Arms timer `timer`, or moves it. A deadline in the past expires with the next
+    /// [`Wheel::advance`]. Does nothing for a number over [`TIMERS_MAX`].
     pub fn arm(&mut self, timer: u32, deadline: Duration) {
         if timer > TIMERS_MAX {
             return;
@@ -106,7 +103,7 @@ impl Wheel {
         self.armed += 1;
     }
 
-    /// Disarms timer `timer`; false when it was not armed.
+    /// Disarms timer `timer`; returns false when it was not armed.
     pub fn cancel(&mut self, timer: u32) -> bool {
         let Some(&entry) = self.entries.get(timer as usize) else {
             return false;
@@ -119,7 +116,7 @@ impl Wheel {
         true
     }
 
-    /// Timers that are armed.
+    /// Number of armed timers.
     pub fn len(&self) -> usize {
         self.armed
     }
@@ -129,28 +126,28 @@ impl Wheel {
         self.armed == 0
     }
 
-    /// When a timer is armed for, rounded up to a tick; `None` when it is not.
+    /// The deadline of a timer, rounded up to a tick; `None` when it is not armed.
     pub fn deadline(&self, timer: u32) -> Option<Duration> {
         let entry = self.entries.get(timer as usize)?;
         (entry.previous != NIL).then(|| time_of(entry.tick))
     }
 
-    /// When to call [`Wheel::advance`] next: not after the first deadline, but
-    /// perhaps before it, when timers have to move down a level.
+    /// When to call [`Wheel::advance`] next. It is not after the first deadline, but may
+    /// be before it, when timers must move down a level.
     pub fn next(&self) -> Option<Duration> {
         self.first().map(|(tick, _)| time_of(tick))
     }
 
-    /// Moves the wheel to `now`, and gives every timer whose deadline is not
-    /// after it to `expired`, disarmed, in order of their ticks. Time that runs
-    /// backwards changes nothing.
+    /// Moves the wheel to `now`. Disarms every timer whose deadline is not after that,
+    /// and passes it to `expired`, in order of their ticks. Time that runs backwards
+    /// changes nothing.
     pub fn advance(&mut self, now: Duration, mut expired: impl FnMut(u32)) {
         let end = tick_before(now);
         while let Some((tick, slot)) = self.first() {
             if tick > end {
                 break;
             }
-            // Moved first: entries are linked by their distance from it.
+            // The wheel moves first: entries are linked by their distance from it.
             self.now = self.now.max(tick);
             let level = slot / SLOTS;
             while let Some(&timer) = self.slots.get(slot).filter(|&&timer| timer != NIL) {
@@ -166,8 +163,8 @@ impl Wheel {
                 }
             }
         }
-        // Every slot that is left begins after `end`, so each entry still differs
-        // from the wheel first in the digit of its level.
+        // Every remaining slot begins after `end`, so each entry still differs from the
+        // wheel first in the digit of its level.
         self.now = self.now.max(end);
     }
 

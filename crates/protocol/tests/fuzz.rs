@@ -1,8 +1,8 @@
-//! Fuzz targets of every engine (`tidewall_fuzz` says how they are tried;
-//! `BOLERO_RANDOM_TEST_TIME_MS` for how long).
+//! Fuzz targets of every engine. `tidewall_fuzz` describes how they are run;
+//! `BOLERO_RANDOM_TEST_TIME_MS` sets for how long.
 //!
-//! Random bytes seldom have a right checksum, so each input is tried twice: as
-//! it is, and with lengths and checksums mended.
+//! Random bytes seldom have a valid checksum, so each input is tried twice: as it is, and
+//! with lengths and checksums corrected.
 
 use std::net::{Ipv4Addr, SocketAddr};
 use std::time::Duration;
@@ -30,7 +30,7 @@ mod random;
 
 use fuzzed::{tcp_input, tcp_pair, tcp_peer, tcp_sent, tcp_thaw};
 
-/// Time for random inputs to one target in an ordinary test run.
+/// Time for random inputs to each target in an ordinary test run.
 const TIME: Duration = Duration::from_millis(500);
 
 const OFFLOAD: InputOptions = InputOptions {
@@ -105,7 +105,7 @@ fn fuzz_tcp_thaw() {
 
 tidewall_fuzz::targets!(seeds, TIME);
 
-/// Where the driver program would say that the transport header is.
+/// The offset of the transport header that the driver program would report.
 fn transport_offset(bytes: &[u8]) -> usize {
     if let Ok(packet) = ipv4::Packet::new(bytes) {
         packet.header_len()
@@ -124,7 +124,7 @@ fn udp_input(bytes: &[u8]) {
     let lenient = udp::input(bytes, transport, &OFFLOAD);
     if let Ok(datagram) = &strict {
         assert_eq!(Ok(datagram), lenient.as_ref());
-        // Wrong metadata may lose a datagram, not change it.
+        // Wrong metadata may lose a datagram, but must not change it.
         assert_eq!(
             udp::input(bytes, transport + 1, &WIRE),
             Err(DropReason::TransportOffset)
@@ -252,7 +252,7 @@ fn assert_sound(whole: &Reassembled) {
     }
 }
 
-/// The same bytes with version, lengths and checksums as they should be.
+/// The same bytes with correct version, lengths and checksums.
 fn mended(bytes: &[u8]) -> Vec<u8> {
     let mut bytes = bytes.to_vec();
     bytes.truncate(65_535);
@@ -266,7 +266,7 @@ fn mended(bytes: &[u8]) -> Vec<u8> {
 
 fn mend_v4(bytes: &mut [u8]) {
     bytes[0] = 0x45;
-    // A source that may send.
+    // A permitted source address.
     bytes[12] = bytes[12] % 126 + 1;
     let total = bytes.len() as u16;
     bytes[2..4].copy_from_slice(&total.to_be_bytes());

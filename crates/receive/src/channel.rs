@@ -1,13 +1,13 @@
-//! Channels: one queue of frames a socket and device queue.
+//! Channels: one queue of frames per socket and device queue.
 //!
-//! A channel is a linked list through the frames themselves, so an idle one
-//! costs twelve bytes and a full one no more. The poller of the device queue
-//! appends; the socket's receiver removes; neither waits for the other. The
-//! bound is not kept here but by the driver, which stops admitting frames at
-//! the channel's credit (see [`crate::credit`]).
+//! A channel is a linked list through the frames themselves, so an idle one costs twelve
+//! bytes and a full one no more. The poller of the device queue appends; the socket's
+//! receiver removes; neither waits for the other. The bound is not enforced here but by
+//! the driver, which stops admitting frames at the channel's credit (see
+//! [`crate::credit`]).
 //!
 //! The list is Vyukov's intrusive queue ("Intrusive MPSC node-based queue",
-//! 1024cores.net): a stub node lets the last frame leave without another one
+//! 1024cores.net): a stub node allows the last frame to leave without another one
 //! arriving.
 
 use tidewall_device::frame::Frame;
@@ -23,7 +23,7 @@ pub struct Sender {
     stub: u32,
 }
 
-/// The removing end, for the one receiver at a time.
+/// The removing end, for one receiver at a time.
 #[derive(Debug)]
 pub struct Receiver {
     oldest: u32,
@@ -77,8 +77,8 @@ impl Sender {
         }
     }
 
-    /// The removing end of an empty channel. Make one: two would hand out the
-    /// same frame twice, so this is for the owner of the channel table only.
+    /// The removing end of an empty channel. Create only one: two would return the same
+    /// frame twice. This is for the owner of the channel table only.
     pub fn receiver(&self) -> Receiver {
         Receiver { oldest: self.stub }
     }
@@ -98,13 +98,13 @@ impl Sender {
         slots.set_next(previous, first, Ordering::Release);
     }
 
-    /// True when there is surely nothing to remove; the receiver's view may be
-    /// newer. Cheap enough to ask before every poll.
+    /// True when there is certainly nothing to remove; the receiver's view may be newer.
+    /// Cheap enough to check before every poll.
     pub fn looks_empty(&self, receiver: &Receiver) -> bool {
         receiver.oldest == self.stub && self.newest.load(Ordering::Acquire) == self.stub
     }
 
-    /// What `look` says of the oldest frame, which stays; `None` as for
+    /// Returns the result of `look` for the oldest frame, which stays; `None` as for
     /// [`Sender::remove`].
     pub fn look<T>(
         &self,
@@ -139,8 +139,7 @@ impl Sender {
             if self.newest.load(Ordering::Acquire) != oldest {
                 return None;
             }
-            // `oldest` is the only node left: put the stub behind it, so that
-            // it can leave.
+            // `oldest` is the only node left: append the stub, so that it can leave.
             slots.set_next(self.stub, NIL, Ordering::Relaxed);
             self.link(slots, self.stub, self.stub);
             next = slots.next(oldest, Ordering::Acquire);

@@ -1,39 +1,36 @@
-//! Credit: how the driver knows that a channel is full, and why the count
-//! cannot leak.
+//! Credit: how the driver knows that a channel is full, and why the count cannot leak.
 //!
-//! For each channel and queue the driver counts frames admitted (`head`) and
-//! writes the count into each frame's metadata; user space counts frames that
-//! are no longer outstanding (`tail`). The driver drops when `head − tail`
-//! reaches the channel's limit. But a frame can vanish between the two: the
-//! redirect fails after the program has returned (receive ring full, no empty
-//! frame). The ring keeps order, so a vanished frame shows as a gap in the
-//! numbers that arrive, and [`Account::arrived`] writes the gap off. When
-//! nothing arrives any more there is no gap to see; then [`Account::caught_up`]
-//! writes off everything up to a head that was read *before* the ring was
-//! found empty.
+//! For each channel and queue the driver counts frames admitted (`head`) and writes the
+//! count into each frame's metadata. User space counts frames that are no longer
+//! outstanding (`tail`). The driver drops when `head − tail` reaches the channel's limit.
+//! But a frame can vanish between the two: the redirect fails after the program has
+//! returned (receive ring full, no empty frame). The ring keeps order, so a vanished
+//! frame shows as a gap in the numbers that arrive, and [`Account::arrived`] writes the
+//! gap off. When no more frames arrive there is no gap to see. Then
+//! [`Account::caught_up`] writes off everything up to a head that was read *before* the
+//! ring was found empty.
 //!
-//! That head may count frames which the driver has admitted but not yet
-//! published (it publishes at the end of its poll, perhaps on another CPU).
-//! Such a frame is written off too early. It arrives later with a number at or
-//! below the mark, and its write-off is taken back. So each number is credited
-//! exactly once, whatever the interleaving: either when its frame is consumed,
-//! or as a write-off that stands.
+//! That head may count frames which the driver has admitted but not yet published. The
+//! driver publishes at the end of its poll, perhaps on another CPU. Such a frame is
+//! written off too early. It arrives later with a number at or below the mark, and its
+//! write-off is reversed. So each number is credited exactly once, whatever the
+//! interleaving: either when its frame is consumed, or as a write-off that stands.
 //!
-//! All channels of a queue together have one more bound: the empty frames that the
-//! device was given, and the places of the receive ring. The poller writes it with each
-//! refill ([`ApplicationTables::set_given`]), so a flood at many sockets dies in the
-//! driver program and not in the ring.
+//! All channels of a queue together have one more bound: the empty frames given to the
+//! device, and the entries of the receive ring. The poller writes it with each refill
+//! ([`ApplicationTables::set_given`]), so a flood at many sockets dies in the driver
+//! program and not in the ring.
 //!
 //! [`ApplicationTables::set_given`]: tidewall_device::demux::ApplicationTables::set_given
 
-/// What to do to `tail` for an event.
+/// The adjustment of `tail` for an event.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Adjust {
     /// Nothing.
     Keep,
     /// Frames are gone: add.
     WriteOff(u32),
-    /// A frame written off came after all: subtract one.
+    /// A frame written off arrived after all: subtract one.
     TakeBack,
 }
 
@@ -45,12 +42,12 @@ pub struct Account {
 }
 
 impl Account {
-    /// An account that begins at the driver's present head.
+    /// An account that begins at the driver's current head.
     pub fn starting_at(head: u32) -> Self {
         Account { mark: head }
     }
 
-    /// A frame arrived with this number.
+    /// Records the arrival of a frame with this number.
     pub fn arrived(&mut self, number: u32) -> Adjust {
         // Numbers wrap; the outstanding ones span far less than half the range.
         let ahead = number.wrapping_sub(self.mark) as i32;
@@ -64,7 +61,7 @@ impl Account {
         }
     }
 
-    /// The ring was found empty after the driver's head had been `head`.
+    /// Records that the ring was found empty after the driver's head had been `head`.
     pub fn caught_up(&mut self, head: u32) -> Adjust {
         let missing = head.wrapping_sub(self.mark) as i32;
         if missing <= 0 {
@@ -75,30 +72,30 @@ impl Account {
     }
 }
 
-/// Looks that must find the same frames missing, and no other frame moving, before they are
-/// taken for lost.
+/// Consecutive checks that must find the same frames missing, and no other frame moving,
+/// before they count as lost.
 const STILL_LOOKS: u32 = 3;
-/// Looks in a row that may find frames missing while others move. A driver on another CPU
-/// publishes up to 64 frames at the end of its poll, which takes many looks.
+/// Consecutive checks that may find frames missing while others move. A driver on another
+/// CPU publishes up to 64 frames at the end of its poll, which takes many checks.
 const MOVING_LOOKS: u32 = 1024;
 
-/// Decides when frames that the driver admitted, and the ring does not have, are lost.
+/// Decides when frames that the driver admitted, and that are not in the ring, are lost.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Suspicion {
-    /// Frames admitted and arrived at the last look.
+    /// Frames admitted and arrived at the last check.
     seen: (u32, u32),
     looks: u32,
     still: u32,
 }
 
 impl Suspicion {
-    /// Nothing is missing.
+    /// Records that nothing is missing.
     pub fn clear(&mut self) {
         (self.looks, self.still) = (0, 0);
     }
 
-    /// Some of the frames that the driver has `admitted` have not `arrived`. True where they
-    /// are to be taken for lost; then it begins again.
+    /// Records that some of the frames that the driver has `admitted` have not `arrived`.
+    /// Returns true where they count as lost, and then starts over.
     pub fn confirms(&mut self, admitted: u32, arrived: u32) -> bool {
         let seen = (admitted, arrived);
         let is_still = self.looks > 0 && seen == self.seen;

@@ -1,5 +1,5 @@
-//! The way back: frames that receivers are done with, until the next poll
-//! puts them into the fill ring.
+//! The return path: frames that receivers are done with, until the next poll puts them
+//! into the fill ring.
 
 use tidewall_device::frame::Frame;
 
@@ -7,8 +7,8 @@ use crate::raw;
 use crate::slots::{NIL, Slots};
 use crate::sync::{AtomicU32, Ordering};
 
-/// Frames nobody needs. Any thread puts frames in; the poller the queue
-/// takes all of them out at once, so the stack never meets the ABA problem.
+/// Unused frames. Any thread adds frames. The queue's single poller takes all of them out
+/// at once, so the stack never meets the ABA problem.
 #[derive(Debug)]
 pub struct FreeStack {
     top: AtomicU32,
@@ -65,7 +65,7 @@ impl FreeStack {
     }
 }
 
-/// Frames strung together before they are put into the stack.
+/// Frames linked together before they are put into the stack.
 #[derive(Debug)]
 pub struct Chain {
     first: u32,

@@ -1,16 +1,21 @@
-//! Receiving: how a frame gets from a device queue into the channel of the
-//! socket it is for, and whose time that takes.
+//! Receiving: how a frame gets from a device queue into the channel of its socket, and
+//! which thread's time that takes.
 //!
-//! Lives here: [`channel`] (one bounded queue a socket), [`free`] (the way
-//! frames come back), [`credit`] (how the driver knows a channel is full),
-//! [`poller`] (one round of receiving), [`control`] (how many frames a round
-//! takes, and when the device may interrupt), [`architecture`] (who does what:
-//! LRP's four arrangements and RHIP's), [`schedule`] (when a queue is polled next),
-//! [`steering`] (when a flooded port gets a queue of its own) and [`share`] (how often that
-//! queue is polled). Does not live here: protocols, sockets, system calls of a socket.
+//! Lives here:
+//! - [`channel`]: one bounded queue per socket
+//! - [`free`]: the return path of frames
+//! - [`credit`]: how the driver knows that a channel is full
+//! - [`poller`]: one round of receiving
+//! - [`control`]: how many frames a round takes, and when the device may interrupt
+//! - [`architecture`]: the division of work: LRP's four arrangements and RHIP's
+//! - [`schedule`]: when a queue is polled next
+//! - [`steering`]: when a flooded port gets its own queue
+//! - [`share`]: how often that queue is polled
 //!
-//! Read first: LRP (Druschel & Banga, OSDI 1996) §3; RHIP (Chang & Muppala, LCN
-//! 2007) §II to IV; docs/decisions.md on credits and receive control.
+//! Does not live here: protocols, sockets, system calls of a socket.
+//!
+//! Read first: LRP (Druschel & Banga, OSDI 1996) §3; RHIP (Chang & Muppala, LCN 2007) §II
+//! to IV; docs/decisions.md on credits and receive control.
 //!
 //! ```text
 //!  device queue ──poll──► frames + metadata ──► credit ──► channel ──► receiver

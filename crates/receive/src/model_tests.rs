@@ -40,8 +40,8 @@ proptest! {
         }
     }
 
-    /// Whatever is lost, late or reconciled too early: once everything has been
-    /// seen and consumed, exactly as much credit is back as was given.
+    /// Frames may be lost, late or reconciled too early. Once everything has been seen
+    /// and consumed, exactly as much credit is back as was given.
     #[test]
     fn credit_balances(
         start in any::<u32>(),

@@ -1,13 +1,13 @@
-//! The unsafe edge of this crate: taking frame tokens apart and together again, the
-//! only place where two tokens for one frame could come into being.
+//! The unsafe edge of this crate: it splits and remakes frame tokens, the only place
+//! where two tokens for one frame could arise.
 
 use tidewall_device::frame::Frame;
 
 use crate::slots::Slots;
 
-/// Stores a token's extent in the slots and gives its number. Every number
-/// stored in a list came from here, and leaves through [`retrieve`] once: a
-/// list hands each node out to one consumer.
+/// Stores a token's extent in the slots and returns its index. Every index stored in a
+/// list came from here, and leaves through [`retrieve`] once: a list returns each node to
+/// one consumer.
 pub(crate) fn store(slots: &Slots, frame: Frame) -> u32 {
     let (index, offset, length) = frame.into_parts();
     slots.set_extent(index, offset, length);
@@ -22,8 +22,8 @@ pub(crate) fn retrieve(slots: &Slots, index: u32) -> Frame {
     unsafe { Frame::from_parts(index, offset, length) }
 }
 
-/// Shows the token of a node that is still in a list to `look`, by the only consumer of
-/// the list.
+/// Shows `look` the token of a node that is still in a list. Only the list's consumer may
+/// call this.
 pub(crate) fn glance<T>(slots: &Slots, index: u32, look: impl FnOnce(&Frame) -> T) -> T {
     let (offset, length) = slots.extent(index);
     // SAFETY: `store` consumed the token of `index`. The caller alone may take the node out
@@ -32,7 +32,7 @@ pub(crate) fn glance<T>(slots: &Slots, index: u32, look: impl FnOnce(&Frame) -> 
     look(&frame)
 }
 
-/// A token out of thin air, for tests without frame memory.
+/// Makes a token without frame memory, for tests.
 #[cfg(test)]
 pub(crate) fn test_frame(index: u32) -> Frame {
     // SAFETY: there is no memory behind it, so there is nothing to alias.

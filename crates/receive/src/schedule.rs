@@ -1,63 +1,63 @@
-//! When a queue that is polled is to be polled next: how polling and delivering share
-//! the processor.
+//! When to poll a queue next: how polling and delivering share the processor.
 //!
-//! The frames of all sockets wait in the device's one ring until a poll sorts them, and
-//! the ring loses whatever finds it full. A channel that is full costs its own socket a
-//! frame (LRP, Druschel & Banga, OSDI 1996, section 3.1). A host that demultiplexes on
-//! its own processor has two goals, and beyond a certain load it cannot have both:
+//! The frames of all sockets wait in the device's one ring until a poll sorts them. A
+//! full ring loses frames of any socket; a full channel costs its own socket a frame
+//! (LRP, Druschel & Banga, OSDI 1996, section 3.1). A host that demultiplexes on its own
+//! processor has two goals, and beyond a certain load it cannot meet both:
 //!
 //! - *Isolation*: the ring is kept empty, so that a flood at one socket costs the others
-//!   nothing. Frames that come at rate R take a share R·p of the processor, where p is
-//!   what a poll takes for a frame that a full channel drops.
-//! - *A flat total*: no poll is for nothing. If an admitted frame costs d more until it is
-//!   delivered, at most 1/(p + d) is delivered. Isolation leaves (1 − R·p)/d, which falls to nothing at
-//!   R = 1/p.
+//!   nothing. Frames that arrive at rate R take a share R·p of the processor, where p is
+//!   the cost of polling a frame that a full channel drops.
+//! - *A flat total*: no poll is in vain. If an admitted frame costs d more until it is
+//!   delivered, at most 1/(p + d) is delivered. Isolation leaves (1 − R·p)/d, which falls
+//!   to nothing at R = 1/p.
 //!
 //! The rules:
 //!
 //! 1. A poll is *due* when a quarter of the ring has filled since the last one, at the
-//!    rate at which frames came: after `BURST / rate`. Three quarters are left for a
-//!    burst and for an application that is late.
+//!    rate at which frames arrived: after `BURST / rate`. Three quarters are left for a
+//!    burst and for a late application.
 //! 2. It is due at once when the last poll left frames behind.
-//! 3. Delivering gets a sixteenth of the time whatever comes: no poll is due before a
-//!    sixteenth of what the last one took has passed.
-//! 4. Isolation costs no more than a third of the total. The cost is the share of
-//!    the time that went into polling frames that a full channel dropped: without, the
-//!    total would be larger by as much. Where rules 1 to 3 cost more, the queue takes
-//!    turns: a period by these rules, and then a period in which it is polled for what
-//!    can be delivered, and nothing is due while frames wait. Periods are better than a
-//!    little loss all the time: in a good one, a neighbour makes many round trips.
-//! 5. Polls that leave frames behind one after the other show that more comes than the
-//!    processor can even poll. Isolation cannot be had, and the total is kept flat.
-//!    Another attempt follows after 31 times as long, and costs a thirty-second. Where most
+//! 3. Delivering always gets a sixteenth of the time: no poll is due before a sixteenth
+//!    of the last one's duration has passed.
+//! 4. Isolation costs no more than a third of the total. The cost is the share of the
+//!    time spent on polling frames that a full channel dropped: without it, the total
+//!    would be larger by as much. If rules 1 to 3 cost more, the queue alternates. A
+//!    period by these rules is followed by one in which it is polled only for deliverable
+//!    frames, and nothing is due while frames wait. Periods are better than a little loss
+//!    all the time: in a good one, a neighbour makes many round trips.
+//! 5. Consecutive polls that leave frames behind show that more arrives than the
+//!    processor can even poll. Isolation is impossible, and the total is kept flat.
+//!    Another attempt follows after 31 times as long, and costs a thirty-second. If most
 //!    frames are for no socket, delivering gets as much time as polling.
-//! 6. Isolation is for neighbours: channels that got frames and dropped none. Where only one
-//!    channel gets frames, or each that does has dropped some of late, there is none, and
-//!    no poll is due before what waits is delivered. A channel that is delivered first drops
-//!    nothing, so rules 1 to 3 hold again for a thirty-second of the time, to look.
-//! 7. While a flooded port has a queue of its own ([`crate::steering`]), [`crate::share`]
-//!    says when a poll of the others, which finds little, is due.
+//! 6. Isolation is for neighbours: channels that received frames and dropped none. There
+//!    is none where only one channel receives frames, or where each that does has
+//!    recently dropped some. Then no poll is due before waiting frames are delivered. A
+//!    channel that is delivered first drops nothing, so rules 1 to 3 apply again for a
+//!    thirty-second of the time, to find out.
+//! 7. While a flooded port has its own queue ([`crate::steering`]), [`crate::share`]
+//!    decides when a poll of the others, which finds little, is due.
 //!
-//! Each number is a share of the ring, of a poll or of the total, and what a poll takes
-//! is measured: a machine that is half as fast polls as often for the same frames.
+//! Each number is a share of the ring, of a poll or of the total, and the duration of a
+//! poll is measured. A machine that is half as fast polls as often for the same frames.
 
 use tidewall_device::queue::BURST;
 
 use crate::poller::WAITED;
 
-/// Delivering gets one part in so many of the time that a poll took.
+/// Delivering gets one part in this many of the time that a poll took.
 pub(crate) const DELIVERS: u64 = 16;
-/// Polls in a row that used up their budget, after which the ring is taken to fill faster
-/// than it can be polled. Two empty a ring into which nothing comes, and twenty one that
-/// takes nine tenths of the time.
+/// Consecutive polls that used up their budget, after which the ring is assumed to fill
+/// faster than it can be polled. Two empty a ring into which nothing arrives, and twenty
+/// one that takes nine tenths of the time.
 const OVERLOAD: u32 = 64;
-/// How many times as long as a vain attempt at isolation the total is flat after it.
+/// The total stays flat for this many times the duration of a vain attempt at isolation.
 const AGAIN: u64 = 31;
 /// Polls of a period in which the ring is kept empty: many round trips of a neighbour.
 const PERIOD: u32 = 1024;
-/// Most of the total that isolation may cost.
+/// Largest share of the total that isolation may cost.
 const COST: f64 = 1.0 / 3.0;
-/// Frames in a row of which none is a neighbour's, after which there is none.
+/// Consecutive frames without any of a neighbour, after which there is none.
 const ALONE: u64 = 1 << 18;
 /// Returned by [`Schedule::polled`] where no poll is due.
 pub const NEVER: u64 = u64::MAX;
@@ -82,16 +82,16 @@ pub struct Poll {
     pub more: bool,
 }
 
-/// What is known of a queue's polls. Times are ns since any fixed moment.
+/// The history of a queue's polls. Times are ns since any fixed moment.
 #[derive(Debug, Default)]
 pub struct Schedule {
-    /// When the last poll ended.
+    /// Time at which the last poll ended.
     ended: u64,
-    /// How fast frames come, ns a frame; a moving average. Zero: not known.
+    /// Arrival rate, in ns per frame; a moving average. Zero: not known.
     gap: f64,
-    /// Polls in a row that left frames behind.
+    /// Consecutive polls that left frames behind.
     behind: u32,
-    /// The channel that frames came to last.
+    /// The channel that last received frames.
     channel: u16,
     /// Frames since the last one of a neighbour.
     alone: u64,
@@ -105,9 +105,10 @@ pub struct Schedule {
 /// The knowledge of a channel.
 #[derive(Clone, Copy, Debug, Default)]
 struct Seen {
-    /// Frames that it has dropped, when it last got one; `None`: it has got none.
+    /// Its dropped frames when it last received one; `None`: it has received none.
     dropped: Option<u64>,
-    /// Whole attempts before the one in which it dropped one last, plus one; zero: none.
+    /// One more than the number of complete attempts before the one in which it last
+    /// dropped a frame; zero: none.
     full: u32,
 }
 
@@ -124,25 +125,25 @@ struct Period {
     began: u64,
     /// The total is flat until then. Zero: the ring is kept empty.
     flat_until: u64,
-    /// That is because there is no neighbour.
+    /// The total is flat because there is no neighbour.
     alone: bool,
-    /// Frames have come to more than one channel.
+    /// Frames arrived at more than one channel.
     mixed: bool,
     polls: u32,
-    /// Time that went into polling frames that were dropped, ns.
+    /// Time spent on polling frames that were dropped, ns.
     wasted: u64,
 }
 
 impl Schedule {
-    /// A channel is opened: what is known of its number is another's.
+    /// Records that a channel is opened: what is known of its number was another's.
     pub(crate) fn opened(&mut self, channel: u16) {
         if let Some(seen) = self.channels.get_mut(usize::from(channel)) {
             *seen = Seen::default();
         }
     }
 
-    /// Frames came to these channels (perhaps with [`WAITED`]), `frames` in all. `dropped`
-    /// returns how many a channel has dropped, ever.
+    /// Records frames for these channels (perhaps with [`WAITED`]), `frames` in all.
+    /// `dropped` returns how many a channel has ever dropped.
     pub(crate) fn sorted(&mut self, channels: &[u16], frames: usize, dropped: impl Fn(u16) -> u64) {
         self.alone = self.alone.saturating_add(frames as u64);
         for &channel in channels {
@@ -214,7 +215,7 @@ impl Schedule {
         ended.saturating_add(fills).max(delivered)
     }
 
-    /// Whether the total is to be flat from now on.
+    /// Whether the total must be flat from now on.
     fn is_flat(&mut self, poll: Poll) -> bool {
         let now = poll.ended;
         let is_alone = self.alone >= ALONE;
@@ -263,7 +264,7 @@ impl Schedule {
         self.begin(now, (lasted as f64 * (cost / COST - 1.0)).max(0.0) as u64)
     }
 
-    /// Begins a period, of a flat total for `flat` ns. Returns whether it is one.
+    /// Begins a period, with a flat total for `flat` ns. Returns whether it is flat.
     fn begin(&mut self, now: u64, flat: u64) -> bool {
         if flat > 0 {
             self.behind = 0;

@@ -5,9 +5,9 @@ use crate::sync::{AtomicU32, Ordering};
 /// No frame.
 pub(crate) const NIL: u32 = u32::MAX;
 
-/// One link and one extent a frame, plus one link a channel (its stub, see
-/// [`crate::channel`]). A frame is in at most one list at a time, so one link
-/// is enough, and a channel costs no memory for the frames it may hold.
+/// One link and one extent per frame, plus one link per channel (its stub, see
+/// [`crate::channel`]). A frame is in at most one list at a time, so one link is enough.
+/// A channel costs no memory for the frames that it may hold.
 #[derive(Debug)]
 pub struct Slots {
     links: Box<[AtomicU32]>,

@@ -1,38 +1,41 @@
-//! When a flooded port is given a receive queue of its own, and when it is put back.
+//! Decides when a flooded port is moved to its own receive queue, and when it is moved
+//! back.
 //!
 //! A host that demultiplexes pays for each frame that it drops. A card that steers
-//! demultiplexes before the host pays (NI-LRP, Druschel & Banga, OSDI 1996, section
-//! 3.1): the frames of a port with a queue of its own die in that queue's ring. So a
-//! port is *moved* to the last queue while it costs the others, by these rules:
+//! demultiplexes before the host pays (NI-LRP, Druschel & Banga, OSDI 1996, section 3.1):
+//! the frames of a port with its own queue die in that queue's ring. So a port is *moved*
+//! to the last queue while it costs the others, by these rules:
 //!
-//! 1. A port is *under pressure* when it has most of the frames, and either a part
-//!    in 32 of the time goes into frames that full channels drop, or half of the polls
-//!    use up their budget. The second holds while the ring loses what is not polled.
+//! 1. A port is *under pressure* when it has most of the frames, and one of two holds. A
+//!    part in 32 of the time goes into frames that full channels drop, or half of the
+//!    polls use up their budget. The second holds while the ring loses frames that are
+//!    not polled.
 //! 2. Pressure that persists for [`PERSISTS`] moves the port. A burst is over by then.
 //! 3. A moved port is still flooded while half of its queue's polls use up their budget,
-//!    or its channel drops frames. After [`STAY`] without that it is put back.
-//! 4. A port that is moved again soon after it was put back stays twice as long as the
-//!    last time, up to [`STAY_MOST`]. A flood that pauses costs one move a pause, and
+//!    or its channel drops frames. After [`STAY`] without that it is moved back.
+//! 4. A port that is moved again soon after it was moved back stays twice as long as the
+//!    last time, up to [`STAY_MOST`]. A flood that pauses costs one move per pause, and
 //!    fewer and fewer of its pauses are noticed.
 //! 5. A device that refuses a rule is asked again after [`RETRY`], one that cannot steer
 //!    never.
 //!
 //! One port is moved at a time: one queue is reserved. The machine performs no I/O: it
-//! is given a [`Look`] now and then, and returns what is to be done.
+//! receives a [`Look`] now and then, and returns an order.
 
-/// Pressure for so long moves a port, ns.
+/// Pressure for this long moves a port, ns.
 pub const PERSISTS: u64 = 100_000_000;
-/// A moved port is put back after so long without a flood, ns.
+/// A moved port is moved back after this long without a flood, ns.
 pub const STAY: u64 = 1_000_000_000;
 /// The longest such time for a port that flaps, ns.
 pub const STAY_MOST: u64 = 64 * STAY;
-/// A port flaps that is under pressure within so many stays after it was put back.
+/// A port flaps if it is under pressure within this many stays after it was moved back.
 const SOON: u64 = 8;
-/// A refused rule is tried again after so long, ns.
+/// A refused rule is retried after this long, ns.
 pub const RETRY: u64 = 60_000_000_000;
-/// Least share of the time that dropped frames cost under pressure: one part in so many.
+/// Least share of the time that dropped frames cost under pressure: one part in this
+/// many.
 const WASTED: u64 = 32;
-/// Polls of a look from which their share means something.
+/// Minimum number of polls of a look for their share to be meaningful.
 const POLLS: u64 = 4;
 
 /// Polls of queues since the last look.
@@ -56,7 +59,7 @@ impl Polls {
 pub struct PortLoad {
     /// The UDP port.
     pub port: u16,
-    /// Frames for it that the driver program saw, those included that were dropped.
+    /// Frames for it that the driver program saw, including dropped ones.
     pub frames: u64,
     /// Frames that found its channel full.
     pub dropped: u64,
@@ -65,10 +68,10 @@ pub struct PortLoad {
 /// A look at the device. All counts are since the last look.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Look<'a> {
-    /// When it is, ns since any fixed moment.
+    /// Its time, ns since any fixed moment.
     pub now: u64,
-    /// Time that went into frames that full channels dropped, ns, by any thread; of the
-    /// shared queues, as the next two.
+    /// Time that any thread spent on frames that full channels dropped, ns. This and the
+    /// next two are of the shared queues.
     pub wasted: u64,
     /// Polls.
     pub polls: Polls,
@@ -78,20 +81,20 @@ pub struct Look<'a> {
     pub reserved: Polls,
     /// Ports that may be moved.
     pub ports: &'a [PortLoad],
-    /// Sockets besides. One that has no neighbour harms none.
+    /// There are other sockets. A port without neighbours harms none.
     pub has_neighbours: bool,
 }
 
 /// An order to the device.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Order {
-    /// Have the device put this port's frames on the reserved queue.
+    /// Make the device put this port's frames on the reserved queue.
     Move(u16),
-    /// Take that rule away.
+    /// Remove that rule.
     PutBack(u16),
 }
 
-/// How a rule was refused.
+/// The kind of a refusal.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Refusal {
     /// The device cannot steer.
@@ -102,10 +105,10 @@ pub enum Refusal {
 
 #[derive(Clone, Copy, Debug, Default)]
 enum State {
-    /// Nothing is moved.
+    /// No port is moved.
     #[default]
     Shared,
-    /// A port is under pressure since then.
+    /// A port has been under pressure since then.
     Pressed { port: u16, since: u64 },
     /// A port is moved, and was last seen flooded then.
     Moved { port: u16, flooded: u64 },
@@ -115,11 +118,11 @@ enum State {
 #[derive(Clone, Copy, Debug)]
 pub struct Steering {
     state: State,
-    /// When the last look was.
+    /// Time of the last look.
     looked: Option<u64>,
-    /// How long a port that is moved stays without a flood.
+    /// How long a moved port stays without a flood.
     stay: u64,
-    /// The port that was put back last, and when.
+    /// The port that was last moved back, and when.
     put_back: Option<(u16, u64)>,
     /// No rule is tried before this.
     not_before: u64,
@@ -146,17 +149,17 @@ impl Steering {
         }
     }
 
-    /// True while looks are to follow, whether or not frames come.
+    /// True while further looks are needed, whether or not frames arrive.
     pub fn is_busy(&self) -> bool {
         !matches!(self.state, State::Shared)
     }
 
-    /// True once the device is known not to steer: no look is of any use.
+    /// True once the device is known not to steer: further looks are useless.
     pub fn has_ended(&self) -> bool {
         self.not_before == u64::MAX
     }
 
-    /// Whether a look is worth what it costs to count each port's frames.
+    /// Whether a look is worth the cost of counting each port's frames.
     pub fn needs_ports(&self, look: &Look<'_>) -> bool {
         self.is_busy() || Self::costs(look, self.elapsed(look))
     }
@@ -165,8 +168,7 @@ impl Steering {
         look.now.saturating_sub(self.looked.unwrap_or(look.now))
     }
 
-    /// Notes what is to be seen. The caller carries out the order, or calls
-    /// [`Steering::refused`].
+    /// Records a look. The caller carries out the order, or calls [`Steering::refused`].
     pub fn look(&mut self, look: &Look<'_>) -> Option<Order> {
         let now = look.now;
         let elapsed = self.elapsed(look);
@@ -206,7 +208,7 @@ impl Steering {
         }
     }
 
-    /// The last order could not be carried out.
+    /// Records that the last order could not be carried out.
     pub fn refused(&mut self, how: Refusal) {
         self.state = State::Shared;
         self.not_before = match how {

@@ -1,8 +1,8 @@
-//! Step response on the memory device: real rounds of the poller, real demux,
-//! real channels and credits, on the device's virtual clock.
+//! Step response on the memory device: real rounds of the poller, real demux, real
+//! channels and credits, on the device's virtual clock.
 //!
-//! One CPU takes turns at the paper's tasks; what a turn costs moves the clock,
-//! and the frames that fall due meanwhile arrive in the device ring.
+//! One CPU alternates between the paper's tasks. Each turn's cost moves the clock, and
+//! the frames that fall due meanwhile arrive in the device ring.
 
 use std::net::Ipv4Addr;
 use std::sync::Arc;
@@ -18,20 +18,19 @@ use tidewall_receive::poller::{self, Channel, Done, Poller, Shared};
 
 const PORT: u16 = 7000;
 const CHANNEL: u32 = 256;
-/// What things cost, nanoseconds: Tp, Ta, an interrupt, a context switch.
+/// Costs, in nanoseconds: Tp, Ta, an interrupt, a context switch.
 const PROTOCOL: u64 = 2_000;
 const APPLICATION: u64 = 8_000;
 const INTERRUPT: u64 = 2_000;
 const SWITCH: u64 = 1_500;
-/// Frames a second without any overhead.
+/// Frames per second without any overhead.
 const CAPACITY: u64 = 1_000_000_000 / (PROTOCOL + APPLICATION);
 const WINDOW: u64 = 50_000_000;
 const MS: u64 = 1_000_000;
-/// Most frames that one poll of the device may be asked for everywhere.
+/// Maximum number of frames of one poll that every device supports.
 const POLL: u32 = 64;
 
-/// A UDP datagram to [`PORT`]; the device does not look at its checksum (zero:
-/// none, RFC 768).
+/// A UDP datagram to [`PORT`]; the device ignores its checksum (zero: none, RFC 768).
 fn datagram() -> Vec<u8> {
     let mut frame = vec![2; 12];
     frame.extend([0x08, 0x00, 0x45, 0]);
@@ -51,7 +50,7 @@ fn datagram() -> Vec<u8> {
     frame
 }
 
-/// What happened in a window of [`WINDOW`].
+/// Counts of a window of [`WINDOW`].
 #[derive(Clone, Copy, Debug, Default)]
 struct Window {
     goodput: u64,
@@ -130,7 +129,7 @@ impl Machine {
         self.clock.load(Ordering::Relaxed)
     }
 
-    /// Moves the clock; each frame arrives at its own time.
+    /// Advances the clock; each frame arrives at its own time.
     fn spend(&mut self, nanoseconds: u64) {
         let end = self.now() + nanoseconds;
         while self.next <= end {
@@ -159,8 +158,8 @@ impl Machine {
         head.wrapping_sub(self.tables.embedded.tail(0, number))
     }
 
-    /// One round of at most Bp frames: several polls, as one takes no more
-    /// than [`POLL`], until one finds less than it might have taken.
+    /// One round of at most Bp frames: several polls, as one takes no more than [`POLL`],
+    /// until one finds less than it could have taken.
     fn round(&mut self, interrupted: bool) {
         let dropped = self.tables.embedded.dropped(0, self.channel.id().index());
         let budget = self.setting.budget;
@@ -171,7 +170,7 @@ impl Machine {
             let round = self.poller.round(Interrupt::Masked, &mut Vec::new());
             let driven = round.unwrap().driven as u32;
             taken += driven;
-            // A frame that the driver drops costs what any costs.
+            // A frame that the driver drops costs as much as any other.
             self.spend(u64::from(driven) * PROTOCOL);
             if driven < part {
                 break;
@@ -270,8 +269,7 @@ fn check(kind: PolicyKind, rate: u64) {
         let overflowed: u64 = settled.iter().map(|window| window.overflowed).sum();
         assert_eq!(overflowed, 0, "{kind} overflows at {load}/s");
     }
-    // The load that was there before brings back the settings that were there
-    // before.
+    // The earlier load restores the earlier settings.
     let before = settled(&windows, 0).last().unwrap().setting;
     let after = settled(&windows, 2)[0].setting;
     assert_eq!(before, after, "{kind} after {rate}/s");

@@ -1,4 +1,4 @@
-//! Instructions of what the switch does for each frame.
+//! Instructions that the switch spends per frame.
 
 use std::hint::black_box;
 use std::process::ExitCode;

@@ -1,17 +1,17 @@
-//! Acknowledgments: the peer gets the minimum over the members, and each member what
-//! the peer has acknowledged of its own.
+//! Acknowledgments: the peer receives the minimum over the members, and each member what
+//! the peer has acknowledged of its own bytes.
 
 use crate::flow::{Context, Flow, Reset, Stage};
 use crate::gaps::Fate;
 use crate::ring::NIL;
 use crate::sequence::FIRST;
 
-/// Duplicates that mean a loss (RFC 5681 §3.2).
+/// Number of duplicates that indicate a loss (RFC 5681 §3.2).
 const DUPLICATES: u8 = 3;
 
 impl Flow {
-    /// A member acknowledges up to `ack`, which is no more than it was sent. `alone`:
-    /// the segment has nothing else.
+    /// Handles a member's acknowledgment up to `ack`, which is no more than it was sent.
+    /// `alone`: the segment carries nothing else.
     pub(crate) fn acknowledged_by_member(
         &mut self,
         context: &mut Context<'_>,
@@ -86,8 +86,7 @@ impl Flow {
             self.ask_for_abandoned();
             return true;
         }
-        // What was held back while another member was behind is what the peer has to
-        // hear now.
+        // The peer must now receive what was withheld while another member was behind.
         let mut duplicates = 0;
         for slot in self.slots(|end| end.sink.duplicates > 0) {
             if self.position_of_member(slot) == Some(left)
@@ -101,10 +100,10 @@ impl Flow {
         true
     }
 
-    /// Where the peer waits for a frame that a dead member left behind, duplicates, or
-    /// blocks of what lies beyond it, let it repeat that; what else it has to repeat it learns from the acknowledgment of
-    /// that (RFC 6582's partial ones), so it is not asked again before all is
-    /// acknowledged that it has sent so far.
+    /// Asks the peer to repeat a frame that a dead member left behind, if the peer waits
+    /// for it: by duplicates, or by blocks of what lies beyond it. The peer learns what
+    /// else to repeat from the acknowledgment of that frame (RFC 6582's partial ones). So
+    /// it is not asked again before everything that it has sent so far is acknowledged.
     pub(crate) fn ask_for_abandoned(&mut self) {
         let inbound = &mut self.inbound;
         let left = inbound.left;
@@ -120,8 +119,8 @@ impl Flow {
         self.inbound.abandoned.retain(|&start| start > left);
     }
 
-    /// Which of the peer's bytes a member waits for; `None` if for a null frame, or
-    /// nothing.
+    /// The position in the peer's sequence that a member waits for; `None` if it waits
+    /// for a null frame, or nothing.
     fn position_of_member(&self, slot: u8) -> Option<u64> {
         let sink = &self.ends.get(usize::from(slot))?.sink;
         match sink.gaps.at(sink.acked) {
@@ -134,9 +133,9 @@ impl Flow {
         }
     }
 
-    /// A member says again what it waits for. If that is what the peer is asked for, the
-    /// peer hears it again and can repeat it, where no blocks say more; if a null frame, we
-    /// do.
+    /// Handles a member's duplicate acknowledgment. If the peer's acknowledgment also
+    /// stands at those bytes, the peer receives the duplicate and can repeat them, unless
+    /// blocks report more. If the member waits for a null frame, the switch repeats that.
     fn duplicate_of_member(&mut self, context: &mut Context<'_>, slot: u8) {
         let Some(end) = self.end(slot) else {
             return;
@@ -167,7 +166,7 @@ impl Flow {
         }
     }
 
-    /// The peer acknowledges up to `ack`, which is no more than it was sent.
+    /// Handles the peer's acknowledgment up to `ack`, which is no more than it was sent.
     pub(crate) fn acknowledged_by_peer(
         &mut self,
         context: &mut Context<'_>,
@@ -213,7 +212,7 @@ impl Flow {
             source.blocks.acknowledge(source.acked);
             source.announced.due = true;
             if first.is_some_and(|first| first.start < source.acked) {
-                // Null frames stand in for what a dead member never sent.
+                // Null frames replace what a dead member never sent.
                 if end.stage != Stage::Dead {
                     return Err(Reset::Acknowledgment);
                 }
@@ -239,8 +238,8 @@ impl Flow {
         Ok(())
     }
 
-    /// The peer says again what it waits for: the member whose bytes these are hears
-    /// it, where no blocks say more.
+    /// Handles the peer's duplicate acknowledgment: the member whose bytes these are
+    /// receives it, unless blocks report more.
     fn duplicate_of_peer(&mut self, context: &mut Context<'_>) -> Result<(), Reset> {
         let sack = self.sack;
         let outbound = &mut self.outbound;
@@ -266,7 +265,7 @@ impl Flow {
             }
             Ok(())
         } else if duplicates >= DUPLICATES {
-            // It has lost what nobody can repeat.
+            // It has lost bytes that no end can repeat.
             Err(Reset::Member)
         } else {
             Ok(())

@@ -1,13 +1,13 @@
-//! What an end has heard of, or is to hear of, as received beyond the acknowledgment: the
-//! blocks of SACK options (RFC 2018), in positions.
+//! The blocks of SACK options (RFC 2018) that an end has sent or is to receive, in
+//! positions: what was received beyond the acknowledgment.
 
 use tidewall_wire::tcp::SackBlocks;
 
 use crate::ranges::{Range, Ranges};
 use crate::sequence::Numbers;
 
-/// Repetitions of what is acknowledged after which a withheld acknowledgment is sent all
-/// the same: the first may be of a sender that took its repetition for lost.
+/// Repetitions of acknowledged bytes after which a withheld acknowledgment is sent
+/// nonetheless: the first may be of a sender that took its repetition for lost.
 const REPETITIONS: u8 = 2;
 
 /// The blocks of the last SACK option that came from an end.
@@ -17,9 +17,9 @@ pub(crate) struct Seen {
 }
 
 impl Seen {
-    /// What of these blocks the last option did not have. Blocks at or below `acked`
-    /// (D-SACK, RFC 2883: nobody keeps where those bytes were) and beyond `next` are left
-    /// out.
+    /// Returns those of these blocks that the last option did not have. Leaves out blocks
+    /// at or below `acked` (D-SACK, RFC 2883: where those bytes were is not recorded) and
+    /// beyond `next`.
     pub(crate) fn take(
         &mut self,
         sack: &SackBlocks,
@@ -51,17 +51,17 @@ impl Seen {
     }
 }
 
-/// What is reported to an end. Without memory until something is.
+/// The blocks reported to an end. Without memory until there are any.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Blocks {
     held: Ranges,
-    /// A position in each block of which a part was not reported, the newest last.
+    /// A position in each block with an unreported part, newest last.
     news: Vec<u64>,
-    /// Where the blocks of the last report begin, the newest first.
+    /// Starts of the blocks of the last report, newest first.
     recent: [u64; SackBlocks::MAX],
     /// Beyond all that was reported.
     reported: u64,
-    /// The acknowledgment that goes with it, while there is something.
+    /// The acknowledgment that accompanies it, while there is something.
     acknowledged: u64,
     repetitions: u8,
 }
@@ -78,13 +78,13 @@ impl Blocks {
         !self.news.is_empty()
     }
 
-    /// Bytes that it has been given.
+    /// Bytes of memory allocated for it.
     pub(crate) fn memory(&self) -> usize {
         self.held.memory() + self.news.capacity() * size_of::<u64>()
     }
 
-    /// `start..end` was received, while all before `acked` is acknowledged. Dropped if it
-    /// would make more than `limit` blocks.
+    /// Records that `start..end` was received, while everything before `acked` is
+    /// acknowledged. Dropped if it would make more than `limit` blocks.
     pub(crate) fn insert(&mut self, acked: u64, start: u64, end: u64, limit: usize) {
         if self.held.is_empty() {
             (self.acknowledged, self.reported, self.repetitions) = (acked, acked, 0);
@@ -99,18 +99,19 @@ impl Blocks {
         }
     }
 
-    /// Nobody is sure any more that `start..end` was received. True if somebody was.
+    /// Records that it is no longer certain that `start..end` was received. True if it
+    /// was.
     pub(crate) fn remove(&mut self, start: u64, end: u64) -> bool {
         let before = self.held.bytes_within(start, end);
         self.held.remove(start, end);
         before > 0
     }
 
-    /// All before `at` may be acknowledged.
+    /// Records that everything before `at` may be acknowledged.
     ///
-    /// It is withheld while `at` lies in what was reported: an acknowledgment that leads
-    /// there means that the receiver has discarded it (RFC 2018 §8), and has senders begin
-    /// anew.
+    /// The acknowledgment is withheld while `at` lies in what was reported. An
+    /// acknowledgment that leads there means that the receiver has discarded it (RFC 2018
+    /// §8), and makes senders start over.
     #[inline]
     pub(crate) fn acknowledge(&mut self, at: u64) {
         if !self.held.is_empty() {
@@ -128,7 +129,7 @@ impl Blocks {
         self.held.remove(0, at);
     }
 
-    /// The end has repeated what is acknowledged.
+    /// Records that the end has repeated acknowledged bytes.
     pub(crate) fn repeated(&mut self, acked: u64) {
         self.repetitions = self.repetitions.saturating_add(1);
         if self.repetitions >= REPETITIONS {
@@ -136,7 +137,7 @@ impl Blocks {
         }
     }
 
-    /// What is acknowledged where `acked` may be.
+    /// The actual acknowledgment if `acked` is permitted.
     #[inline]
     pub(crate) fn acknowledged(&self, acked: u64) -> u64 {
         if self.held.is_empty() {
@@ -146,9 +147,9 @@ impl Blocks {
         }
     }
 
-    /// The block around a position, if it may be reported: one that begins at the
-    /// acknowledgment only from `first` on, and only where another one lies beyond, which
-    /// shows that something between the two is lost.
+    /// The block around a position, if it may be reported. One that begins at the
+    /// acknowledgment is reported only from `first` on, and only if another lies beyond,
+    /// which shows that something between the two is lost.
     fn reportable(&self, position: u64, first: Option<u64>) -> Option<Range> {
         let mut block = self.held.around(position, position + 1)?;
         if block.start <= self.acknowledged {
@@ -158,14 +159,14 @@ impl Blocks {
         (block.start < block.end).then_some(block)
     }
 
-    /// Something that may be reported was not.
+    /// Something reportable was not reported yet.
     pub(crate) fn has_news(&self, first: Option<u64>) -> bool {
         let reportable = |&position: &u64| self.reportable(position, first).is_some();
         self.news.iter().any(reportable)
     }
 
-    /// The blocks of an acknowledgment, the newest first, then those of the last one
-    /// (RFC 2018 §4).
+    /// The blocks of an acknowledgment, newest first, then those of the last one (RFC
+    /// 2018 §4).
     #[expect(
         clippy::indexing_slicing,
         reason = "`push` refuses a block before `count` passes the arrays' length"
@@ -179,7 +180,7 @@ impl Blocks {
         let mut recent = [0; SackBlocks::MAX];
         let mut ends = [0; SackBlocks::MAX];
         let mut count = 0;
-        // What was not reported, as far as there is room, then what was.
+        // Unreported blocks, as far as there is room, then reported ones.
         let mut choose = |position| {
             let Some(block) = self.reportable(position, first) else {
                 return false;
@@ -291,7 +292,7 @@ mod tests {
         blocks.acknowledge(120);
         assert_eq!(blocks.acknowledged(120), 100);
         assert_eq!(report(&mut blocks, None), [(120, 140)]);
-        // Somebody who repeats what is acknowledged does not believe it any more.
+        // An end that repeats acknowledged bytes no longer believes the acknowledgment.
         blocks.repeated(130);
         assert_eq!(blocks.acknowledged(130), 100);
         blocks.repeated(130);
@@ -327,8 +328,8 @@ mod tests {
     }
 
     proptest! {
-        /// What is reported was received and lies beyond the acknowledgment, which does
-        /// not go back and never leads into what was reported.
+        /// Reported bytes were received and lie beyond the acknowledgment, which never
+        /// decreases and never leads into what was reported.
         #[test]
         fn reports_are_true(steps in prop::collection::vec((0u8..4, 0u64..60, 1u64..9), 1..80)) {
             let mut blocks = Blocks::default();

@@ -1,5 +1,5 @@
-//! The ends of a connection: the peer's FIN goes to every member, the members' FINs
-//! make one towards the peer.
+//! Closing of a connection: the peer's FIN goes to every member, and the members' FINs
+//! are merged into one towards the peer.
 
 use tidewall_wire::tcp::Flags;
 
@@ -8,12 +8,12 @@ use crate::flow::{Context, Flow, Phase, RETRY_FIRST, Reset, Stage};
 use crate::split::may_be_frames;
 
 impl Flow {
-    /// The peer's FIN stands at `at`.
+    /// Records the peer's FIN at `at`.
     pub(crate) fn peer_fin(&mut self, context: &mut Context<'_>, at: u64) {
         let inbound = &mut self.inbound;
         match inbound.fin {
             Some(fin) if fin == at => {
-                // Again: for those who have not acknowledged it.
+                // Again, for those that have not acknowledged it.
                 inbound.announced.due = true;
                 let missing = |end: &crate::flow::End| {
                     end.stage == Stage::Open && end.sink.fin.is_some() && !end.sink.fin_acked
@@ -22,7 +22,7 @@ impl Flow {
                     self.send_fin(context, slot);
                 }
             }
-            // Behind frames that were dropped, it comes again after them.
+            // It follows dropped frames, and will be repeated after them.
             None if at >= inbound.next
                 && at <= inbound.offered
                 && may_be_frames(at - inbound.next) =>
@@ -50,8 +50,9 @@ impl Flow {
         }
     }
 
-    /// A member's FIN stands at `at`. It is acknowledged as soon as the peer has all
-    /// before it, but that of the last, which the peer has to acknowledge.
+    /// Records a member's FIN at `at`. It is acknowledged as soon as the peer has
+    /// everything before it. Only the last member's FIN waits for the peer's
+    /// acknowledgment of the FIN itself.
     pub(crate) fn member_fin(
         &mut self,
         context: &mut Context<'_>,
@@ -72,7 +73,7 @@ impl Flow {
                 }
                 Ok(())
             }
-            // Behind what is missing it comes again: then its place is known.
+            // After a gap it will be repeated, when its place is known.
             None if at == source.next => {
                 source.fin = Some(at);
                 context.rearm = true;
@@ -87,7 +88,8 @@ impl Flow {
         }
     }
 
-    /// The peer is sent a FIN once every member has; `last` is whose came last.
+    /// Sends the peer a FIN once every member has sent one; `last` is the member whose
+    /// FIN arrived last.
     pub(crate) fn merge_fins(&mut self, context: &mut Context<'_>, last: Option<u8>) {
         let sending = |end: &crate::flow::End| match end.stage {
             Stage::Open => end.source.fin.is_none(),
@@ -107,8 +109,8 @@ impl Flow {
         self.send_to_peer(context, fin, Flags::FIN, Payload::None);
     }
 
-    /// Hands the peer's FIN on when nothing is missing before it, and notices when both
-    /// directions are over.
+    /// Passes the peer's FIN on when nothing is missing before it, and detects that both
+    /// directions are closed.
     pub(crate) fn look_for_end(&mut self, context: &mut Context<'_>) {
         let Some(fin) = self.inbound.fin else {
             return;

@@ -1,52 +1,51 @@
-//! What a switch is set up with.
+//! Configuration of a switch.
 
 use core::ops::RangeInclusive;
 use core::time::Duration;
 use std::net::{IpAddr, SocketAddr};
 
-/// The set-up of a switch: one virtual address and port, and its bounds.
+/// The configuration of a switch: one virtual address and port, and its limits.
 #[derive(Clone, Debug)]
 pub struct Config {
-    /// What peers connect to.
+    /// The address that peers connect to.
     pub address: SocketAddr,
-    /// The most payload of a segment on the links: the smallest MTU less the headers
-    /// of IP and TCP.
+    /// Maximum payload of a segment on the links: the smallest MTU less the headers of IP
+    /// and TCP.
     pub segment_size: u16,
-    /// The size of a frame ring, w of the paper: frames a connection and direction
-    /// that are not acknowledged. From 1 to 32,767.
+    /// The size of a frame ring, w of the paper: unacknowledged frames per connection and
+    /// direction. From 1 to 32,767.
     pub ring: u16,
-    /// Connections that are kept at once; those that have ended and linger give way.
+    /// Maximum number of connections; those that have ended and linger are evicted first.
     pub connections_max: usize,
-    /// Connections of them whose handshake is not complete; beyond, SYNs are answered
-    /// with cookies.
+    /// Maximum number of connections among them with an incomplete handshake; beyond it
+    /// SYNs are answered with cookies.
     pub half_open_max: usize,
-    /// Ports that connections to members are made from. The driver lets none of them
-    /// be used by others, and gives their segments to the switch.
+    /// Ports for connections to members. The driver keeps others from using them, and
+    /// delivers their segments to the switch.
     pub ports: RangeInclusive<u16>,
-    /// Take ends that do not say in their SYN that they speak ACP: kernel TCP with a
-    /// framing library cannot.
+    /// Accept ends whose SYN does not announce ACP: kernel TCP with a framing library
+    /// cannot announce it.
     pub kernel_ends: bool,
-    /// The scale of windows that are announced, where the other end scales (RFC 7323);
-    /// at most 14.
+    /// The scale of announced windows, if the other end scales (RFC 7323); at most 14.
     pub window_scale: u8,
-    /// SYNs and FINs of the switch's own that are repeated before a member counts as
-    /// dead on that connection. The first is repeated after a second, each later one
-    /// after twice as long.
+    /// Repetitions of the switch's own SYNs and FINs before a member counts as dead on
+    /// that connection. The first is repeated after a second, each later one after twice
+    /// as long.
     pub retries: u8,
     /// How long a handshake may take.
     pub handshake_timeout: Duration,
     /// How long a connection may be silent (RFC 5382 REQ-5: no less than two hours and
     /// four minutes).
     pub idle_timeout: Duration,
-    /// How long a connection that one side has closed may be silent (ibidem: four
-    /// minutes); four times as long while something is not acknowledged, as two
-    /// retransmissions of it may be two minutes apart and be lost.
+    /// How long a half-closed connection may be silent (ibidem: four minutes). It is four
+    /// times as long while data is unacknowledged, as two retransmissions may be two
+    /// minutes apart and be lost.
     pub closing_timeout: Duration,
-    /// How long a connection is remembered that both sides have closed, so that
-    /// repeated FINs are answered.
+    /// How long a connection closed by both sides is remembered, so that repeated FINs
+    /// are answered.
     pub linger: Duration,
     /// How long a removed member may take to finish, and how long the peer may take to
-    /// acknowledge what a dead member sent.
+    /// acknowledge a dead member's bytes.
     pub drain_timeout: Duration,
 }
 
@@ -73,8 +72,8 @@ impl Config {
         }
     }
 
-    /// [`Config::connections_max`], or what the ports are enough for. A member is connected
-    /// to from a port per connection, and one that is free has to be found among few.
+    /// [`Config::connections_max`], or as many as the ports suffice for. Each connection
+    /// to a member needs a port, and a free one must be found among few.
     #[must_use]
     pub fn connections(&self) -> usize {
         let ports = self.ports.len();
@@ -98,10 +97,10 @@ impl Config {
     }
 }
 
-/// The smallest segment size that an end may have: cookies keep none below.
+/// The smallest segment size that an end may have: cookies support none below.
 pub(crate) const SEGMENT_MIN: u16 = 536;
 
-/// Why a [`Config`] cannot be used.
+/// The reason why a [`Config`] cannot be used.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum ConfigError {
     /// The ring's size.
@@ -121,21 +120,21 @@ pub enum ConfigError {
 /// A member of the ensemble.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Member {
-    /// Where it listens.
+    /// Its listening address.
     pub address: SocketAddr,
     /// The switch's own address on the member's side, of the same family.
     pub local: IpAddr,
 }
 
-/// Which member: a number that stays the same while the member or a connection to it
-/// is there, and may be another member's after that.
+/// Identifies a member. The number stays the same while the member or a connection to it
+/// exists, and may be another member's after that.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct MemberId(pub u8);
 
 /// The most members of a switch.
 pub const MEMBERS_MAX: usize = 64;
 
-/// Why a member cannot be added.
+/// The reason why a member cannot be added.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum MemberError {
     /// There are [`MEMBERS_MAX`], or earlier ones still have connections.

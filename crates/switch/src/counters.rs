@@ -1,4 +1,4 @@
-//! What is counted.
+//! The counters of a switch.
 
 /// Makes a structure of counters with their names.
 macro_rules! counters {
@@ -20,18 +20,18 @@ macro_rules! counters {
 }
 
 counters! {
-    /// What happened in a switch since it was made.
+    /// Counters of a switch since its creation.
     Counters {
         /// Connections whose handshake was completed.
         connections,
-        /// Frames of peers that went to a member for the first time.
+        /// Frames of peers sent to a member for the first time.
         frames_in,
         /// Frames of peers that were repeated to their member.
         frames_in_repeated,
-        /// Frames of members in segments that went to a peer, repeated ones included.
+        /// Frames of members in segments sent to a peer, including repeated ones.
         frames_out,
-        /// Frames of peers that came again when their member had acknowledged them;
-        /// they go nowhere.
+        /// Frames of peers that arrived again after their member had acknowledged them;
+        /// they are not forwarded.
         frames_known,
         /// Holes in what peers sent.
         holes,
@@ -39,7 +39,7 @@ counters! {
         null_frames,
         /// Acknowledgments of members that did not move the peer's.
         acknowledgments_delayed,
-        /// Duplicate acknowledgments handed on to peers and members.
+        /// Duplicate acknowledgments passed on to peers and members.
         duplicates_forwarded,
         /// SACK blocks in acknowledgments to peers and members.
         sack_blocks,
@@ -58,7 +58,7 @@ counters! {
         /// Connections reset because a module panicked, asked for it, or named a
         /// member that takes no frames.
         reset_module,
-        /// Connections reset because a module looked at more than one frame allows: it
+        /// Connections reset because a module looked at more than one frame permits: it
         /// loops.
         reset_module_work,
         /// Connections reset because a member died, or none was left.
@@ -79,10 +79,10 @@ counters! {
         dropped_table_full,
         /// Frames and segments dropped because the frame ring is full.
         dropped_ring_full,
-        /// Segments longer than what was agreed on in the handshake: most likely a host
-        /// on the path joins segments (GRO), or does not cut them (TSO, GSO).
+        /// Segments longer than agreed in the handshake: most likely a host on the path
+        /// joins segments (GRO), or does not split them (TSO, GSO).
         dropped_too_long,
-        /// Frames and segments beyond the window that was announced.
+        /// Frames and segments beyond the announced window.
         dropped_window,
         /// Frames dropped because their member's window has no room for them.
         dropped_member_window,
@@ -92,19 +92,19 @@ counters! {
 }
 
 counters! {
-    /// What happened at one member, over all connections.
+    /// Counters of one member, over all connections.
     MemberCounters {
         /// Connections to it that were established.
         connections,
         /// Connections to it that failed: refused, unanswered, reset.
         failures,
-        /// Frames of peers that went to it for the first time.
+        /// Frames of peers sent to it for the first time.
         frames_in,
-        /// Their bytes, headers included.
+        /// Their bytes, including headers.
         bytes_in,
-        /// Frames of its own in segments that went to a peer.
+        /// Its own frames in segments sent to a peer.
         frames_out,
-        /// Their bytes, headers included.
+        /// Their bytes, including headers.
         bytes_out,
     }
 }

@@ -1,4 +1,4 @@
-//! What the switch wants sent.
+//! The segments that the switch wants sent.
 
 use core::ops::Range;
 
@@ -7,30 +7,30 @@ use tidewall_wire::tcp::Header;
 
 /// A segment to be sent.
 ///
-/// It refers to bytes of the segment that was being put into
-/// [`Switch::input`](crate::Switch::input) and holds none. A driver collects what one
-/// call emits and then acts: where a single emission has the whole received payload it
-/// rewrites the received frame in place (addresses, ports and header; a segment that
-/// carries something has no options, so the header may shrink); otherwise it copies each
-/// payload into a frame of its own. [`segments`] says which may share a segment,
-/// and [`Gather`](crate::Gather) keeps what is small for what follows in the same batch.
-/// Checksums, hop limits and next hops are the driver's.
+/// It refers to bytes of the segment passed to [`Switch::input`](crate::Switch::input)
+/// and holds none. A driver collects the emissions of one call and then acts. If a single
+/// emission has the whole received payload, the driver rewrites the received frame in
+/// place: addresses, ports and header. A segment with payload has no options, so the
+/// header may shrink. Otherwise it copies each payload into a separate frame.
+/// [`segments`] determines which may share a segment, and [`Gather`](crate::Gather) holds
+/// small ones for those that follow in the same batch. Checksums, hop limits and next
+/// hops are left to the driver.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Emission {
     /// From `local` to `remote`.
     pub flow: FourTuple,
     /// The whole TCP header.
     pub header: Header,
-    /// What it carries.
+    /// Its payload.
     pub payload: Payload,
-    /// The most payload of a segment to there, so that several may become one
-    /// ([`Gather`](crate::Gather)); 0 where one has to leave by itself: its receiver counts it
+    /// Maximum payload of a segment to that destination, so that several may become one
+    /// ([`Gather`](crate::Gather)). 0 if it must leave by itself: its receiver counts it
     /// as a duplicate acknowledgment, or it opens or ends a connection.
     pub room: u16,
 }
 
 impl Emission {
-    /// Goes on where `before`, the emission just before it, ends.
+    /// Continues where `before`, the emission just before it, ends.
     fn follows(&self, before: &Self) -> bool {
         let (Payload::Received(bytes), Payload::Received(_)) = (&before.payload, &self.payload)
         else {
@@ -41,9 +41,9 @@ impl Emission {
     }
 }
 
-/// The segments that suffice for what one call has emitted: of each the header, and the
-/// emissions whose payloads it carries, one behind the other. None is longer than what was
-/// received.
+/// The segments that suffice for one call's emissions: for each the header, and the
+/// emissions whose payloads it carries, concatenated. None is longer than the received
+/// segment.
 pub fn segments(emissions: &[Emission]) -> impl Iterator<Item = (Header, &[Emission])> {
     let segments = emissions.chunk_by(|before, next| next.follows(before));
     segments.filter_map(|parts| {
@@ -56,20 +56,20 @@ pub fn segments(emissions: &[Emission]) -> impl Iterator<Item = (Header, &[Emiss
     })
 }
 
-/// What an emission carries.
+/// The payload of an emission.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Payload {
     /// Nothing.
     None,
     /// These bytes of the received segment's payload.
     Received(Range<usize>),
-    /// A null frame of so many bytes, header included:
+    /// A null frame of this many bytes, including its header:
     /// [`acp::Header::null`](tidewall_wire::acp::Header::null) and zeros.
     Null(usize),
 }
 
 impl Payload {
-    /// Bytes.
+    /// Its length in bytes.
     #[must_use]
     pub fn len(&self) -> usize {
         match self {

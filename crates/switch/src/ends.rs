@@ -1,4 +1,4 @@
-//! Members of a live connection that come, are removed, or die; and what waits.
+//! Members of a live connection that join, are removed, or die; and timeouts.
 
 use tidewall_protocol::tcp::{FourTuple, Time, isn};
 use tidewall_wire::acp;
@@ -89,7 +89,7 @@ impl Flow {
         });
     }
 
-    /// A segment of a member that was sent a SYN.
+    /// Handles a segment of a member that was sent a SYN.
     pub(crate) fn answer_of_member(
         &mut self,
         context: &mut Context<'_>,
@@ -127,7 +127,7 @@ impl Flow {
         if without_sack {
             *context.without_sack |= 1 << slot;
         }
-        // What the peer was granted cannot be taken back.
+        // An option granted to the peer cannot be withdrawn.
         let without_sack_late = without_sack && self.phase != Phase::Opening;
         if too_small || without_sack_late || !(speaks || kernel_ends) {
             self.reset_member(context, slot);
@@ -151,7 +151,7 @@ impl Flow {
         Ok(())
     }
 
-    /// The handshake with a member is complete.
+    /// Completes the handshake with a member.
     pub(crate) fn open_end(&mut self, context: &mut Context<'_>, slot: u8) -> Result<(), Reset> {
         let Some(end) = self.end(slot) else {
             return Ok(());
@@ -164,7 +164,7 @@ impl Flow {
         self.notify(|module| module.member_up(MemberId(slot)))
     }
 
-    /// A member has reset its connection, if `start` is where it may be.
+    /// Handles a member's reset of its connection, if `start` is where it may be.
     pub(crate) fn member_reset(
         &mut self,
         context: &mut Context<'_>,
@@ -197,11 +197,11 @@ impl Flow {
         Ok(())
     }
 
-    /// A member is dead on this connection.
+    /// Handles the death of a member on this connection.
     ///
-    /// Frames that it has not acknowledged are holes from now on, if its module says
-    /// that they may be sent again. Bytes that it owes the peer are null frames if
-    /// they never came; what came and is not acknowledged has until
+    /// Frames that it has not acknowledged are holes from now on, if its module permits
+    /// sending them again. Bytes that it owes the peer become null frames if they never
+    /// arrived. Arrived, unacknowledged bytes have until
     /// [`Config::drain_timeout`](crate::Config::drain_timeout).
     pub(crate) fn lose(&mut self, context: &mut Context<'_>, slot: u8) -> Result<(), Reset> {
         let Some(end) = self.ends.get_mut(usize::from(slot)) else {
@@ -218,7 +218,7 @@ impl Flow {
         if self.phase != Phase::Open || was != Stage::Open {
             self.forget_end(context, slot);
             return match self.phase {
-                // What the others have closed may have waited for it.
+                // The others' FINs may have waited for it.
                 Phase::Open => self.after_departure(context),
                 Phase::Closed => Ok(()),
                 _ if self.any(|end| end.stage != Stage::Absent) => Ok(()),
@@ -278,7 +278,7 @@ impl Flow {
         self.after_departure(context)
     }
 
-    /// What follows when a member is no more part of the connection.
+    /// Carries out the consequences of a member's leaving the connection.
     fn after_departure(&mut self, context: &mut Context<'_>) -> Result<(), Reset> {
         let there = |end: &End| !matches!(end.stage, Stage::Absent | Stage::Dead);
         if !self.any(there) && self.outbound.fin.is_none() {
@@ -302,7 +302,7 @@ impl Flow {
         }
     }
 
-    /// Dead members whose bytes the peer has are forgotten.
+    /// Forgets dead members whose bytes the peer has.
     pub(crate) fn finish_dead(&mut self, context: &mut Context<'_>) {
         let done = |end: &End| end.stage == Stage::Dead && end.source.acked == end.source.next;
         for slot in self.slots(done) {
@@ -310,15 +310,15 @@ impl Flow {
         }
     }
 
-    /// Null frames in place of what a dead member never sent. Their bounds depend on
-    /// where the missing stretch ends alone, so they are the same each time.
+    /// Sends null frames in place of what a dead member never sent. Their bounds depend
+    /// only on where the missing stretch ends, so they are the same each time.
     pub(crate) fn send_nulls_of_dead(&mut self, context: &mut Context<'_>, slot: u8) {
         let segment = u64::from(self.peer_segment_size);
         let Some(end) = self.end(slot) else {
             return;
         };
         let unseen = end.source.unseen.clone();
-        // Fewer bytes than a header has are what a member has left that lied.
+        // Only a member that sent wrong bounds leaves fewer bytes than a header.
         for range in unseen
             .iter()
             .filter(|range| may_be_frames(range.end - range.start))
@@ -337,8 +337,8 @@ impl Flow {
         }
     }
 
-    /// A member was removed: it gets no more frames, and a FIN when it has acknowledged
-    /// those that it got.
+    /// Drains a removed member: it receives no more frames, and a FIN when it has
+    /// acknowledged the earlier ones.
     pub(crate) fn drain(&mut self, context: &mut Context<'_>, slot: u8) -> Result<(), Reset> {
         let Some(end) = self.ends.get_mut(usize::from(slot)) else {
             return Ok(());
@@ -359,7 +359,7 @@ impl Flow {
         }
     }
 
-    /// Takes a removed member a step further, if it can.
+    /// Advances a removed member's closing, if possible.
     pub(crate) fn finish_drained(&mut self, context: &mut Context<'_>, slot: u8) {
         let now = context.now;
         let waits = self.outbound.fin_owner == Some(slot) && !self.outbound.fin_acked;
@@ -395,7 +395,7 @@ impl Flow {
             if end.until.is_some_and(|until| until <= now) {
                 end.until = None;
                 match end.stage {
-                    // What it sent last reached nobody, as far as we know.
+                    // Its last bytes did not arrive, as far as we know.
                     Stage::Dead => return Err(Reset::Member),
                     _ => {
                         self.reset_member(context, slot);
@@ -434,12 +434,12 @@ impl Flow {
         Ok(())
     }
 
-    /// Both sides have closed, and no late segment is to be expected.
+    /// Both sides have closed, and no late segment is expected.
     pub(crate) fn is_over(&self, config: &Config, now: Time) -> bool {
         self.phase == Phase::Closed && self.since + config.linger <= now
     }
 
-    /// Resets whatever ends there still are.
+    /// Resets all remaining ends.
     pub(crate) fn reset(&mut self, context: &mut Context<'_>, reason: Reset) {
         let counters = &mut *context.counters;
         *match reason {

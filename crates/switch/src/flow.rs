@@ -24,31 +24,32 @@ use crate::{MemberId, config};
 pub(crate) const RETRY_FIRST: Duration = Duration::from_secs(1);
 
 /// How many times [`Config::closing_timeout`] a closing connection may be silent while
-/// something is outstanding: with the default as long as Linux repeats (`tcp_retries2`,
-/// a quarter of an hour), two minutes apart at most (`TCP_RTO_MAX`).
+/// data is outstanding. The default is as long as Linux repeats (`tcp_retries2`, a
+/// quarter of an hour), at most two minutes apart (`TCP_RTO_MAX`).
 const OUTSTANDING: u32 = 4;
 
-/// What a connection needs of the switch while it does something.
+/// The parts of the switch that a connection needs for an operation.
 pub(crate) struct Context<'a> {
     pub(crate) now: Time,
     pub(crate) config: &'a Config,
     pub(crate) counters: &'a mut Counters,
     pub(crate) members: &'a mut [MemberCounters; config::MEMBERS_MAX],
     pub(crate) emit: &'a mut dyn FnMut(Emission),
-    /// Connections to members that are over, to be forgotten.
+    /// Connections to members that have ended, to be forgotten.
     pub(crate) gone: &'a mut Vec<(u8, FourTuple)>,
-    /// What a segment is being cut into, but for the last; empty between two segments.
+    /// The pieces into which a segment is being split, except the last; empty between two
+    /// segments.
     pub(crate) pieces: &'a mut Vec<Piece>,
     pub(crate) modules: &'a mut dyn Modules,
     /// The smallest segment size that a member has named so far.
     pub(crate) smallest: &'a mut u16,
-    /// Members, by their slots, that do not take SACK options.
+    /// Members, by their slots, that do not accept SACK options.
     pub(crate) without_sack: &'a mut u64,
-    /// The connection's deadline has to be looked at.
+    /// The connection's deadline must be checked.
     pub(crate) rearm: bool,
 }
 
-/// Why a connection is reset.
+/// The reason why a connection is reset.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Reset {
     Framing,
@@ -60,7 +61,7 @@ pub(crate) enum Reset {
     ByPeer,
 }
 
-/// Where a connection stands.
+/// The phase of a connection.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Phase {
     /// Members have not all answered.
@@ -78,30 +79,32 @@ pub(crate) struct Flow {
     /// The peer's connection, seen from the switch.
     pub(crate) peer: FourTuple,
     pub(crate) phase: Phase,
-    /// Tells the connections of one place of the table apart.
+    /// Distinguishes successive connections in one place of the table.
     pub(crate) generation: u64,
-    /// The most payload of the peer's segments: what all members take.
+    /// Maximum payload of the peer's segments: what all members accept.
     pub(crate) segment_size: u16,
-    /// The most payload of members' segments: what the peer takes.
+    /// Maximum payload of members' segments: what the peer accepts.
     pub(crate) peer_segment_size: u16,
-    /// What the peer's SYN offered; decides what it is answered.
+    /// Options of the peer's SYN; determines the answer.
     pub(crate) offer: Offer,
-    /// All ends take SACK options; until the peer is answered: those that have answered.
+    /// All ends accept SACK options; until the peer is answered, those that have
+    /// answered.
     pub(crate) sack: bool,
     pub(crate) module: Option<Box<dyn Module>>,
     pub(crate) inbound: Inbound,
     pub(crate) outbound: Outbound,
     /// By the members' slots.
     pub(crate) ends: Vec<End>,
-    /// When it began, or entered its phase of closing.
+    /// When it began, or entered its closing phase.
     pub(crate) since: Time,
-    /// When the last segment came.
+    /// Arrival of the last segment.
     pub(crate) active: Time,
-    /// When the merged FIN is repeated, where no member does it, and how often it was.
+    /// When to repeat the merged FIN, if no member does it, and how often it was
+    /// repeated.
     pub(crate) retry: Option<(Time, u8)>,
 }
 
-/// What is remembered of the peer's SYN.
+/// The remembered parts of the peer's SYN.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Offer {
     pub(crate) segment_size: u16,
@@ -118,28 +121,28 @@ pub(crate) struct Offer {
 pub(crate) struct Inbound {
     /// The peer's numbers (CSN).
     pub(crate) numbers: Numbers,
-    /// Beyond all that came.
+    /// Beyond everything received.
     pub(crate) next: u64,
-    /// The oldest that is not acknowledged to the peer.
+    /// The oldest position that is not acknowledged to the peer.
     pub(crate) left: u64,
-    /// The right edge of the window that was announced; never goes back.
+    /// The right edge of the announced window; never decreases.
     pub(crate) offered: u64,
     pub(crate) ring: Ring,
     pub(crate) holes: Ranges,
-    /// Where frames of a dead member begin, which the peer has to repeat.
+    /// Starts of a dead member's frames, which the peer must repeat.
     pub(crate) abandoned: Vec<u64>,
-    /// Beyond all that had come when the peer was last asked to repeat one.
+    /// Beyond everything received when the peer was last asked to repeat one.
     pub(crate) asked: u64,
-    /// What the peer hears of frames beyond `left`.
+    /// The SACK blocks reported to the peer beyond `left`.
     pub(crate) blocks: Blocks,
-    /// Frames beyond are not reported: a member may merely be slower than others.
+    /// Frames beyond it are not reported: a member may merely be slower than others.
     pub(crate) horizon: u64,
-    /// Where the peer's FIN is.
+    /// Position of the peer's FIN.
     pub(crate) fin: Option<u64>,
-    /// The mean size of frames, by which the ring's room becomes a window.
+    /// The mean size of frames, which converts the ring's room to a window.
     pub(crate) mean: Mean,
     pub(crate) windows: Windows,
-    /// What is announced to the peer.
+    /// The announcements to the peer.
     pub(crate) announced: Announced,
 }
 
@@ -150,11 +153,11 @@ pub(crate) struct Announced {
     pub(crate) scale: u8,
     /// The window field last sent.
     pub(crate) window: u16,
-    /// The largest that was sent.
+    /// The largest one sent.
     pub(crate) most: u16,
     /// An acknowledgment is due.
     pub(crate) due: bool,
-    /// Duplicates of it that are due after it.
+    /// Duplicates of it that are due afterwards.
     pub(crate) duplicates: u8,
 }
 
@@ -162,36 +165,36 @@ pub(crate) struct Announced {
 pub(crate) struct Outbound {
     /// The switch's numbers on the peer's connection (CSN).
     pub(crate) numbers: Numbers,
-    /// Beyond all that was given a place.
+    /// Beyond everything that has a place.
     pub(crate) next: u64,
-    /// What the peer has acknowledged.
+    /// The peer's acknowledgment.
     pub(crate) acked: u64,
     /// The right edge of the peer's window.
     pub(crate) edge: u64,
     /// The peer's window scale.
     pub(crate) scale: u8,
     pub(crate) runs: VecDeque<Run>,
-    /// What the peer last said to have beyond `acked`.
+    /// The peer's last SACK blocks beyond `acked`.
     pub(crate) seen: Seen,
-    /// The most that a window field of ours to a member rounds off, and one.
+    /// One more than the rounding of our window field to a member.
     pub(crate) unit: u64,
     /// Segments that each member is offered when the handshake is complete, if the peer's
-    /// window has so many: Linux sends none over half of that offer, ever.
+    /// window permits: Linux never sends one over half of that offer.
     pub(crate) first: u64,
     /// The size of segments, of which each may be a run.
     pub(crate) mean: Mean,
-    /// How many runs there may be.
+    /// Maximum number of runs.
     pub(crate) limit: u16,
-    /// Where the merged FIN is.
+    /// Position of the merged FIN.
     pub(crate) fin: Option<u64>,
     pub(crate) fin_acked: bool,
-    /// Whose FIN it was: that member repeats it.
+    /// The member whose FIN it was: that member repeats it.
     pub(crate) fin_owner: Option<u8>,
-    /// Acknowledgments in a row that repeated the last.
+    /// Consecutive acknowledgments that repeated the last.
     pub(crate) duplicates: u8,
 }
 
-/// A stretch of the merged sequence that is one member's.
+/// A stretch of the merged sequence that belongs to one member.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Run {
     pub(crate) csn: u64,
@@ -200,7 +203,7 @@ pub(crate) struct Run {
     pub(crate) member: u8,
 }
 
-/// Where the connection to a member stands.
+/// The stage of the connection to a member.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) enum Stage {
     /// There is none.
@@ -211,7 +214,7 @@ pub(crate) enum Stage {
     /// The member has answered; the peer's handshake is not complete.
     Answered,
     Open,
-    /// The member is dead; what it sent before is not all acknowledged.
+    /// The member is dead; its earlier bytes are not all acknowledged.
     Dead,
 }
 
@@ -223,9 +226,9 @@ pub(crate) struct End {
     pub(crate) tuple: Option<FourTuple>,
     pub(crate) sink: Sink,
     pub(crate) source: Source,
-    /// The member was removed: it gets no more frames.
+    /// The member was removed: it receives no more frames.
     pub(crate) draining: bool,
-    /// When what the switch itself has sent is repeated, and how often it was.
+    /// When the switch's own segment is repeated, and how often it was.
     pub(crate) retry: Option<(Time, u8)>,
     /// When waiting ends for a drained or dead member.
     pub(crate) until: Option<Time>,
@@ -236,11 +239,11 @@ pub(crate) struct End {
 pub(crate) struct Sink {
     /// The switch's numbers (LSN).
     pub(crate) numbers: Numbers,
-    /// Beyond all that was given a place.
+    /// Beyond everything that has a place.
     pub(crate) next: u64,
-    /// What the member has acknowledged (una).
+    /// The member's acknowledgment (una).
     pub(crate) acked: u64,
-    /// Up to here in the peer's sequence it has a place for each missing frame
+    /// Up to this point of the peer's sequence it has a place for each missing frame
     /// (hole, lastgap).
     pub(crate) covered: u64,
     /// The right edge of the member's window.
@@ -249,12 +252,12 @@ pub(crate) struct Sink {
     pub(crate) scale: u8,
     pub(crate) chain: Chain,
     pub(crate) gaps: Gaps,
-    /// What the member last said to have beyond `acked`.
+    /// The member's last SACK blocks beyond `acked`.
     pub(crate) seen: Seen,
-    /// Where our FIN is.
+    /// Position of our FIN.
     pub(crate) fin: Option<u64>,
     pub(crate) fin_acked: bool,
-    /// Acknowledgments in a row that repeated the last.
+    /// Consecutive acknowledgments that repeated the last.
     pub(crate) duplicates: u8,
 }
 
@@ -270,28 +273,28 @@ impl Sink {
 pub(crate) struct Source {
     /// The member's numbers (LSN).
     pub(crate) numbers: Numbers,
-    /// Beyond all that came or was given a place.
+    /// Beyond everything that arrived or has a place.
     pub(crate) next: u64,
-    /// What the peer has acknowledged.
+    /// The peer's acknowledgment.
     pub(crate) acked: u64,
-    /// The right edge of what it may send.
+    /// The right edge that it may send to.
     pub(crate) edge: u64,
-    /// The furthest that the edge ever was.
+    /// The furthest value that the edge ever had.
     pub(crate) limit: u64,
     /// The edge that the member knows.
     pub(crate) announced_edge: u64,
-    /// What has a place and has not come.
+    /// Ranges that have a place and have not arrived.
     pub(crate) unseen: Ranges,
-    /// What it hears of its bytes beyond `acked`.
+    /// The SACK blocks reported to it beyond `acked`.
     pub(crate) blocks: Blocks,
-    /// Where its FIN is.
+    /// Position of its FIN.
     pub(crate) fin: Option<u64>,
     pub(crate) announced: Announced,
 }
 
 impl Announced {
-    /// Takes the field for a window of `room` bytes. `whole`: none that is open, but for
-    /// less than a segment of so many bytes, once there was a larger one.
+    /// Sets the window field for `room` bytes. `whole`: a window that is open for less
+    /// than a segment of this size is announced as closed, once there was a larger one.
     #[inline]
     pub(crate) fn set_window(&mut self, room: u64, whole: Option<u16>) {
         let field = u16::try_from(room >> self.scale).unwrap_or(u16::MAX);
@@ -400,7 +403,7 @@ impl Flow {
         }
     }
 
-    /// Bytes that it has been given, used or not.
+    /// Bytes of memory allocated for it, used or not.
     pub(crate) fn memory(&self) -> usize {
         let Inbound {
             ring,
@@ -423,7 +426,7 @@ impl Flow {
             + self.ends.iter().map(of_end).sum::<usize>()
     }
 
-    /// Half-open: its peer may be nobody.
+    /// Half-open: its peer may not exist.
     pub(crate) fn is_half_open(&self) -> bool {
         matches!(self.phase, Phase::Opening | Phase::Answered) && !self.offer.by_cookie
     }
@@ -445,7 +448,7 @@ impl Flow {
         self.ends.iter().any(which)
     }
 
-    /// Something was handed on that is not acknowledged: who has sent it repeats it.
+    /// Data was passed on and is not acknowledged: its sender repeats it.
     fn is_outstanding(&self) -> bool {
         let (inbound, outbound) = (&self.inbound, &self.outbound);
         inbound.left < inbound.next
@@ -454,12 +457,13 @@ impl Flow {
             || outbound.fin.is_some() && !outbound.fin_acked
     }
 
-    /// When [`Flow::expire`](Self::expire) has something to do, at the latest.
+    /// The latest time at which [`Flow::expire`](Self::expire) has something to do.
     pub(crate) fn deadline(&self, config: &Config) -> Time {
         let whole = match self.phase {
             Phase::Opening | Phase::Answered => self.since + config.handshake_timeout,
             Phase::Open if self.inbound.fin.is_some() || self.outbound.fin.is_some() => {
-                // An end that repeats what is outstanding may wait minutes between two tries.
+                // An end that repeats outstanding data may wait minutes between two
+                // attempts.
                 let times = if self.is_outstanding() {
                     OUTSTANDING
                 } else {

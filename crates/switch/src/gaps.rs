@@ -1,30 +1,29 @@
-//! A member's gaps: stretches of its sequence that are kept free because frames that
-//! have not come may go there, and what became of them. A frame that went elsewhere
-//! leaves a *void*, which a null frame fills.
+//! A member's gaps: stretches of its sequence reserved for frames that have not arrived,
+//! and their fate. A frame that went elsewhere leaves a *void*, which a null frame fills.
 
 use tidewall_wire::acp;
 
-/// A stretch of a member's sequence that no frame of the peer has.
+/// A stretch of a member's sequence without a frame of the peer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Gap {
-    /// Where it begins on the peer's connection.
+    /// Its start on the peer's connection.
     pub(crate) csn: u64,
-    /// Where it begins on the member's.
+    /// Its start on the member's.
     pub(crate) lsn: u64,
     /// Bytes.
     pub(crate) length: u64,
-    /// What is known of it.
+    /// Its fate.
     pub(crate) fate: Fate,
 }
 
-/// What is known of a gap.
+/// The fate of a gap.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Fate {
     /// The peer's frames may still go here.
     Pending,
-    /// They went elsewhere; the null frame was not sent yet.
+    /// They went elsewhere; the null frame is not sent yet.
     Fresh,
-    /// The null frame was sent. From now on it has these bounds: a member that has
+    /// The null frame was sent. Its bounds are fixed from now on: a member that has
     /// received one of two must never see both as one.
     Void,
 }
@@ -49,9 +48,9 @@ impl Gap {
     }
 }
 
-/// The size of the first null frame of those that fill `length` bytes: a segment, and no
-/// rest too short for a header. It depends on the bytes from there to the end alone, so
-/// that those that come after it are the same when it was acknowledged.
+/// The size of the first of the null frames that fill `length` bytes: a segment, leaving
+/// no rest too short for a header. It depends only on the bytes from there to the end.
+/// The null frames after it are therefore the same once it was acknowledged.
 pub(crate) fn null_size(length: u64, segment_size: u64) -> u64 {
     let least = acp::HEADER_LEN as u64;
     match length.checked_sub(segment_size) {
@@ -61,8 +60,8 @@ pub(crate) fn null_size(length: u64, segment_size: u64) -> u64 {
     }
 }
 
-/// The gaps of one member, by LSN. Empty and without memory
-/// until a frame of the peer is missing.
+/// The gaps of one member, by LSN. Empty and without memory until a frame of the peer is
+/// missing.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Gaps {
     list: Vec<Gap>,
@@ -77,12 +76,12 @@ impl Gaps {
         self.list.len()
     }
 
-    /// Bytes that it has been given.
+    /// Bytes of memory allocated for it.
     pub(crate) fn memory(&self) -> usize {
         self.list.capacity() * size_of::<Gap>()
     }
 
-    /// A new gap, beyond all others.
+    /// Adds a gap beyond all others.
     pub(crate) fn push(&mut self, csn: u64, lsn: u64, length: u64) {
         let fate = Fate::Pending;
         self.list.push(Gap {
@@ -100,20 +99,21 @@ impl Gaps {
         self.list.iter().position(holds)
     }
 
-    /// Where a frame goes that is missing here.
+    /// The place of a frame that is missing here.
     pub(crate) fn find(&self, csn: u64, length: u64) -> Option<u64> {
         let gap = self.list.get(self.pending(csn, length)?)?;
         Some(gap.lsn + (csn - gap.csn))
     }
 
-    /// A frame came and goes here: it is a gap no more.
+    /// Records that a frame arrived and goes here: it is no longer a gap.
     pub(crate) fn fill(&mut self, csn: u64, length: u64) {
         if let Some(place) = self.pending(csn, length) {
             self.replace(place, csn, 0, length);
         }
     }
 
-    /// A frame came and goes elsewhere; nothing if no gap here was kept for it.
+    /// Records that a frame arrived and goes elsewhere; does nothing if no gap here was
+    /// reserved for it.
     pub(crate) fn void(&mut self, csn: u64, length: u64, segment_size: u64) {
         let Some(place) = self.pending(csn, length) else {
             return;
@@ -133,7 +133,8 @@ impl Gaps {
         }
     }
 
-    /// Nothing will come into gaps below `lsn` that were kept for what follows `csn`.
+    /// Voids gaps below `lsn` that were reserved for frames after `csn`: none will
+    /// arrive.
     pub(crate) fn void_pending(&mut self, lsn: u64, csn: u64, segment_size: u64) {
         let mut place = 0;
         while let Some(gap) = self.list.get(place)
@@ -147,8 +148,8 @@ impl Gaps {
         }
     }
 
-    /// A frame that was sent will not come again: a null frame of its bounds takes its
-    /// place.
+    /// Records that a sent frame will not be repeated: a null frame with its bounds
+    /// replaces it.
     pub(crate) fn insert_void(&mut self, csn: u64, lsn: u64, length: u64) {
         let place = self.list.partition_point(|gap| gap.lsn < lsn);
         let fate = Fate::Void;
@@ -161,8 +162,8 @@ impl Gaps {
         self.list.insert(place, gap);
     }
 
-    /// Takes `length` bytes out of a pending gap; the first `void` of them stay, as a
-    /// void. Where that, or what follows, is.
+    /// Removes `length` bytes from a pending gap; the first `void` of them stay, as a
+    /// void. Returns the index of the void, or of what follows.
     #[expect(
         clippy::indexing_slicing,
         reason = "callers pass the place of a gap that they found"
@@ -180,19 +181,19 @@ impl Gaps {
         place + usize::from(skip > 0)
     }
 
-    /// The member has acknowledged all before `lsn`.
+    /// Records that the member has acknowledged everything before `lsn`.
     pub(crate) fn acknowledge(&mut self, lsn: u64) {
         let known = self.list.partition_point(|gap| gap.lsn_end() <= lsn);
         self.list.drain(..known);
     }
 
-    /// The gap that `lsn` is in.
+    /// The gap that contains `lsn`.
     pub(crate) fn at(&self, lsn: u64) -> Option<Gap> {
         let place = self.list.partition_point(|gap| gap.lsn_end() <= lsn);
         self.list.get(place).copied().filter(|gap| gap.lsn <= lsn)
     }
 
-    /// What was voided since this was last called; from now on its bounds stay.
+    /// Passes on the gaps voided since the last call; their bounds are fixed from now on.
     pub(crate) fn take_fresh(&mut self, mut each: impl FnMut(Gap)) {
         for gap in &mut self.list {
             if gap.fate == Fate::Fresh {

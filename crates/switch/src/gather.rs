@@ -1,4 +1,4 @@
-//! What several received segments have for one connection, as one segment.
+//! Joins the output of several received segments for one connection into one segment.
 
 use std::collections::VecDeque;
 
@@ -8,7 +8,8 @@ use tidewall_wire::tcp::{Flags, Header};
 
 use crate::emission::{Emission, Payload};
 
-/// Connections for which something waits; what there is for others leaves at once.
+/// Maximum number of connections with waiting segments; segments for others leave at
+/// once.
 const WAITING_MAX: usize = 16;
 
 /// A segment that has waited for others.
@@ -20,15 +21,15 @@ pub struct Gathered {
     pub header: Header,
     /// Whole frames, or nothing.
     pub payload: Vec<u8>,
-    /// Type of service or traffic class, of what was received.
+    /// Type of service or traffic class of the received segment.
     pub traffic_class: u8,
-    /// The driver's: which of its queues the first part came by.
+    /// For the driver: the queue on which the first part arrived.
     pub queue: usize,
 }
 
 impl Gathered {
-    /// Takes what stands just behind it, or acknowledges as much or more; false if it is
-    /// neither.
+    /// Joins a segment that follows directly, or acknowledges as much or more; false if
+    /// it does neither.
     fn join(&mut self, next: &Header, parts: &[Emission], received: Pieces<'_>, class: u8) -> bool {
         let end = self.header.sequence.wrapping_add(self.payload.len() as u32);
         let length = length(parts);
@@ -51,25 +52,26 @@ impl Gathered {
     }
 }
 
-/// Small segments of one batch. A segment that a member or the peer gets costs everybody on
-/// its way as much as a long one, so what is small waits for what follows it to the
-/// same connection until the batch ends, and shares its segment; of acknowledgments that
-/// move on, the last one is enough (RFC 5681 §4.2 has receivers send fewer than one for each
-/// segment, too). The order of a connection's segments stays.
+/// Small segments of one batch. A segment to a member or the peer costs every host on its
+/// way as much as a long one. So a small one waits, until the batch ends, for those that
+/// follow it on the same connection, and shares their segment. If acknowledgments
+/// advance, the last one is enough (RFC 5681 §4.2 also has receivers send fewer than one
+/// per segment). The order of a connection's segments is kept.
 ///
-/// What is received in one batch is for the driver to say; the machine knows nothing of it.
+/// The driver decides which segments are received in one batch; the machine does not
+/// know.
 #[derive(Debug, Default)]
 pub struct Gather {
     waiting: VecDeque<Gathered>,
-    /// For their memory.
+    /// Kept for reuse of their memory.
     buffers: Vec<Vec<u8>>,
 }
 
 impl Gather {
     /// Takes a segment, a header and the emissions whose payloads it carries
-    /// ([`segments`](crate::segments)), if it may wait. What waited for its connection and it
-    /// does not join has to leave first, and then the segment if it was not taken (`false`).
-    /// `queue` is the driver's.
+    /// ([`segments`](crate::segments)), if it may wait. An earlier segment of its
+    /// connection that it does not join must leave first, and then the segment itself if
+    /// it was not taken (`false`). `queue` is for the driver.
     pub fn put(
         &mut self,
         header: &Header,
@@ -105,8 +107,9 @@ impl Gather {
         (earlier, true)
     }
 
-    /// What waits for the connection of a segment that does not wait, and has to leave
-    /// before that; `None` also for an acknowledgment that the segment's data carries, too.
+    /// The waiting segment of a connection that must leave before another that does not
+    /// wait. `None` also for an acknowledgment that the other segment's data also
+    /// carries.
     pub fn release(&mut self, header: &Header, parts: &[Emission]) -> Option<Gathered> {
         let flow = &parts.first()?.flow;
         let place = self.waiting.iter().position(|it| is_of(it, flow))?;
@@ -123,12 +126,12 @@ impl Gather {
         Some(earlier)
     }
 
-    /// The batch has ended: the segments, the oldest first.
+    /// After the end of a batch: the segments, oldest first.
     pub fn pop(&mut self) -> Option<Gathered> {
         self.waiting.pop_front()
     }
 
-    /// One has left.
+    /// Returns one that has left.
     pub fn give_back(&mut self, gathered: Gathered) {
         let mut payload = gathered.payload;
         payload.clear();
@@ -136,7 +139,7 @@ impl Gather {
     }
 }
 
-/// Carries data or an acknowledgment and nothing else.
+/// Carries only data or an acknowledgment.
 fn is_plain(header: &Header) -> bool {
     let others = Flags::FIN | Flags::SYN | Flags::RST | Flags::URG | Flags::ECE | Flags::CWR;
     header.flags.contains(Flags::ACK)
@@ -167,7 +170,7 @@ fn length(parts: &[Emission]) -> usize {
     parts.iter().map(|part| part.payload.len()).sum()
 }
 
-/// Puts the parts of what was received behind `payload`, one behind the other.
+/// Appends the parts of the received payload to `payload`.
 pub fn append(payload: &mut Vec<u8>, parts: &[Emission], received: Pieces<'_>) {
     for part in parts {
         if let Payload::Received(range) = &part.payload {
@@ -181,7 +184,7 @@ pub fn append(payload: &mut Vec<u8>, parts: &[Emission], received: Pieces<'_>) {
 mod tests {
     use super::*;
 
-    /// One that carries the first bytes received.
+    /// A segment that carries the first received bytes.
     fn segment(sequence: u32, ack: u32, flags: Flags, length: usize) -> Emission {
         let flow = FourTuple {
             local: "10.0.0.1:61000".parse().unwrap(),
@@ -209,7 +212,7 @@ mod tests {
     const QUEUE: usize = 7;
     const CLASS: u8 = 3;
 
-    /// What left before a segment, and whether it was taken.
+    /// Returns what left before a segment, and whether it was taken.
     fn put(gather: &mut Gather, emission: &Emission, received: &[u8]) -> (Option<Gathered>, bool) {
         let parts = std::slice::from_ref(emission);
         gather.put(&emission.header, parts, received.into(), CLASS, QUEUE)
@@ -265,7 +268,7 @@ mod tests {
 
     #[test]
     fn what_does_not_follow_leaves_behind_what_waits() {
-        // Elsewhere, too long, older, or said to be counted.
+        // Not adjacent, too long, older, or marked to be counted.
         does_not_join(&segment(4, 9, Flags::NONE, 1), b"x", true);
         does_not_join(&segment(3, 9, Flags::NONE, 9), b"too long", true);
         does_not_join(&segment(3, 8, Flags::NONE, 1), b"x", true);
@@ -283,7 +286,7 @@ mod tests {
         let parts = std::slice::from_ref(&next);
         let (earlier, _) = gather.put(&next.header, parts, b"c"[..].into(), CLASS + 1, QUEUE);
         assert!(earlier.is_some(), "another class");
-        // Another connection's leaves what waits alone.
+        // A segment of another connection leaves the waiting one alone.
         let mut other = segment(4, 9, Flags::FIN, 0);
         other.flow.remote.set_port(1);
         assert!(matches!(put(&mut gather, &other, b""), (None, false)));
@@ -299,7 +302,7 @@ mod tests {
             gather.release(&next.header, parts).is_some()
         };
         assert!(!leaves(&segment(1, 7, Flags::NONE, 11)));
-        // What is elsewhere or older does not stand for it, nor does what carries nothing.
+        // A segment that is not adjacent, older or empty does not replace it.
         assert!(leaves(&segment(2, 7, Flags::NONE, 11)));
         assert!(leaves(&segment(1, 6, Flags::NONE, 11)));
         assert!(leaves(&ack));

@@ -1,5 +1,5 @@
-//! Handshakes: the members answer before the peer is answered, and hear that the
-//! handshake is complete when the peer has said so.
+//! Handshakes: the members answer before the peer is answered, and their handshakes are
+//! completed when the peer's is.
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
 
@@ -14,11 +14,11 @@ use crate::sequence::{FIRST, SYN};
 use crate::switch::{Key, Place};
 use tidewall_protocol::tcp::Time;
 
-/// Where a SYN goes to more members than this, the fewer connections may be half open.
+/// If a SYN goes to more members than this, fewer connections may be half open.
 const MEMBER_SYNS: usize = 4;
 
 impl Flow {
-    /// A segment of a peer whose handshake is not complete.
+    /// Handles a segment of a peer whose handshake is not complete.
     pub(crate) fn peer_opening(
         &mut self,
         context: &mut Context<'_>,
@@ -57,7 +57,7 @@ impl Flow {
         self.peer_segment(context, header, segment.payload)
     }
 
-    /// Goes on when every member has answered or was given up.
+    /// Continues when every member has answered or was given up.
     pub(crate) fn look_for_answers(&mut self, context: &mut Context<'_>) -> Result<(), Reset> {
         if self.phase != Phase::Opening || self.any(|end| end.stage == Stage::Connecting) {
             return Ok(());
@@ -104,8 +104,8 @@ impl Flow {
         });
     }
 
-    /// The peer knows that it is answered: its connection and the members' are
-    /// established.
+    /// Establishes the peer's connection and the members', once the peer knows that it is
+    /// answered.
     fn establish(&mut self, context: &mut Context<'_>, window: u16) -> Result<(), Reset> {
         self.phase = Phase::Open;
         self.active = context.now;
@@ -130,7 +130,7 @@ impl Flow {
 }
 
 impl Switch {
-    /// A segment to the virtual address of a peer that has no connection.
+    /// Handles a segment to the virtual address from a peer without a connection.
     pub(crate) fn stranger(
         &mut self,
         now: Time,
@@ -145,7 +145,7 @@ impl Switch {
         }
     }
 
-    /// How many connections may be half open now. Each is a SYN to every member.
+    /// Maximum number of half-open connections now. Each costs a SYN to every member.
     fn half_open_most(&self) -> usize {
         let most = self.config.half_open_max;
         most.min(MEMBER_SYNS * most / self.members_up().max(1))
@@ -183,8 +183,7 @@ impl Switch {
         self.begin(now, segment, offer, initial, emit);
     }
 
-    /// Answers without remembering anything. Members are asked when the cookie comes
-    /// back.
+    /// Answers without keeping state. Members are asked when the cookie comes back.
     fn send_cookie(
         &mut self,
         now: Time,
@@ -202,7 +201,7 @@ impl Switch {
         header.options = header.options.with_acp(acp.then_some(acp::VERSION));
         let named = header.options.maximum_segment_size;
         header.options.maximum_segment_size = named.map(|size| size.min(self.smallest));
-        // Nobody has room for the peer's frames yet.
+        // No member has room for the peer's frames yet.
         header.window = 0;
         emit(Emission {
             flow: segment.flow,
@@ -212,7 +211,7 @@ impl Switch {
         });
     }
 
-    /// True if the segment has brought a cookie back.
+    /// True if the segment has returned a cookie.
     fn peer_cookie(
         &mut self,
         now: Time,
@@ -224,8 +223,8 @@ impl Switch {
         }
         let bare = segment.bare();
         let check = |segment: &Segment<'_>| self.cookies.check(segment, now);
-        // An acknowledgment that was lost is followed by a probe of the window, which is
-        // closed: it has the sequence number before.
+        // A lost acknowledgment is followed by a probe of the closed window: its sequence
+        // number is one lower.
         let is_probe = segment.payload.is_empty();
         let found = check(&bare).or_else(|| {
             let sequence = segment.header.sequence.wrapping_add(1);

@@ -1,4 +1,4 @@
-//! What a connection looks like from outside.
+//! A connection's state, for observers.
 
 use tidewall_protocol::tcp::FourTuple;
 
@@ -11,7 +11,7 @@ use crate::flow::{End, Flow, Phase, Stage};
 pub struct FlowInfo {
     /// The peer's connection, seen from the switch.
     pub peer: FourTuple,
-    /// Where it stands.
+    /// Its phase.
     pub phase: Phase,
     /// Frames in the inbound ring.
     pub ring_in: usize,
@@ -19,16 +19,16 @@ pub struct FlowInfo {
     pub ring_out: usize,
     /// Holes in what the peer sent.
     pub holes: usize,
-    /// Bytes that came from the peer and are not acknowledged to it.
+    /// Bytes received from the peer that are not acknowledged to it.
     pub unacknowledged_in: u64,
-    /// Bytes that went to the peer and are not acknowledged by it.
+    /// Bytes sent to the peer that it has not acknowledged.
     pub unacknowledged_out: u64,
     /// Bytes that the peer may still send.
     pub window_in: u64,
-    /// Bytes that the peer still takes.
+    /// Bytes that the peer still accepts.
     pub window_out: u64,
-    /// Bytes of memory that the connection has: rings, chains, holes, gaps and what is kept
-    /// of each member, but not its module's own.
+    /// Bytes of memory that the connection uses: rings, chains, holes, gaps and the state
+    /// of each member, but not its module's own memory.
     pub memory: usize,
     /// The members' connections.
     pub members: Vec<EndInfo>,
@@ -38,11 +38,11 @@ pub struct FlowInfo {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct EndInfo {
-    /// Which.
+    /// The member's id.
     pub id: MemberId,
     /// Frames flow, or may.
     pub open: bool,
-    /// It was removed and finishes.
+    /// It was removed and is finishing.
     pub draining: bool,
     /// Frames sent to it that it has not acknowledged.
     pub outstanding: u16,

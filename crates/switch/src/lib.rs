@@ -1,12 +1,12 @@
 //! The transport switch: one connection of a peer, split frame by frame over many
-//! members, and the members' frames merged into one sequence (Yocum, Anderson, Chase
-//! and Vahdat, "Anypoint: Extensible Transport Switching on the Edge", USITS 2003).
+//! members, and the members' frames merged into one sequence (Yocum, Anderson, Chase and
+//! Vahdat, "Anypoint: Extensible Transport Switching on the Edge", USITS 2003).
 //!
-//! What lives here: the machine, which gets segments and a time and gives back what is
-//! to be sent; no I/O, clock, thread or randomness, and no byte of anybody's data. What
-//! may not: sockets, devices, addresses of links, and the format of frames, which is
-//! `tidewall_wire::acp`. An open connection allocates nothing for a segment while
-//! nothing is missing.
+//! Lives here: the machine, which receives segments and a time and returns segments to be
+//! sent. It has no I/O, clock, thread or randomness, and keeps no payload bytes. Does not
+//! live here: sockets, devices, link addresses, and the format of frames, which is
+//! `tidewall_wire::acp`. An open connection allocates nothing for a segment while nothing
+//! is missing.
 //!
 //! ```text
 //!              split ─► module ─► frame ring, chains, gaps ─► LSN of a member
@@ -14,19 +14,25 @@
 //!              merge ◄─ runs of one member each ◄─────────── LSN of a member
 //! ```
 //!
-//! The switch terminates nothing: the peer is acknowledged what members have
-//! acknowledged, members what the peer has, and the end that has sent something repeats it.
-//! One concern a file: `switch` (the table, what comes in), `handshake`, `split` and
-//! `merge` (data), `acknowledge`, `sack`, `window`, `close`, `ends` (members that come and
-//! go), `send`, `ring`, `gaps`, `ranges` and `blocks` (what is remembered), `flow` (a connection),
-//! `emission` and `gather` (what is to be sent),
-//! [`modules`] (who gets a frame).
+//! The switch terminates nothing. The peer receives acknowledgments of what members have
+//! acknowledged, members of what the peer has, and each sender repeats its own data.
+//! There is one file for each concern:
 //!
-//! Read first: the paper's design (§3 and §4: sequencing, acknowledgments, rate
-//! control), RFC 9293, RFC 5681, RFC 2018, RFC 5961, RFC 5382 (timeouts of what stands between
-//! ends).
+//! - `switch`: the table, and incoming segments
+//! - `handshake`
+//! - `split` and `merge`: data
+//! - `acknowledge`, `sack`, `window`, `close`
+//! - `ends`: members that join and leave
+//! - `send`
+//! - `ring`, `gaps`, `ranges` and `blocks`: remembered state
+//! - `flow`: a connection
+//! - `emission` and `gather`: segments to be sent
+//! - [`modules`]: the choice of a frame's member
+//!
+//! Read first: the paper's design (§3 and §4: sequencing, acknowledgments, rate control),
+//! RFC 9293, RFC 5681, RFC 2018, RFC 5961, RFC 5382 (timeouts of middleboxes).
 #![forbid(unsafe_code)]
-// Frames and peers reach this code: a panic here would be theirs to cause.
+// Frames and peers reach this code: they could trigger any panic here.
 #![cfg_attr(
     not(test),
     deny(

@@ -1,4 +1,4 @@
-//! Members' segments: their frames into one sequence towards the peer.
+//! Members' segments: merges their frames into one sequence towards the peer.
 
 use tidewall_wire::acp::FramesInPieces;
 use tidewall_wire::pieces::Pieces;
@@ -9,7 +9,7 @@ use crate::flow::{Context, Flow, Outbound, Reset, Run};
 use crate::split::may_be_frames;
 
 impl Flow {
-    /// A segment of a member whose connection is open.
+    /// Handles a segment of a member whose connection is open.
     pub(crate) fn member_segment(
         &mut self,
         context: &mut Context<'_>,
@@ -34,7 +34,7 @@ impl Flow {
             .numbers
             .position(end.sink.acked, header.acknowledgment);
         if header.flags.contains(Flags::SYN) || ack > end.sink.send_next() {
-            // A SYN-ACK again: our acknowledgment was lost. Else a challenge.
+            // A repeated SYN-ACK: our acknowledgment was lost. Otherwise a challenge.
             end.source.announced.due = true;
             self.flush(context);
             return Ok(());
@@ -81,7 +81,7 @@ impl Flow {
         Ok(())
     }
 
-    /// Gives the peer what is in a member's segment. False if it was dropped.
+    /// Passes the contents of a member's segment to the peer. False if it was dropped.
     fn merge(
         &mut self,
         context: &mut Context<'_>,
@@ -97,7 +97,7 @@ impl Flow {
         };
         let source = &mut end.source;
         let mut finish = start + payload.len() as u64;
-        // Whole frames, and none across what is known and what is new: another
+        // Whole frames, and none across the boundary of known and new bytes: another
         // member's may stand between the two.
         let mut frames = 0;
         let mut cut = source.acked <= start || finish <= source.acked;
@@ -129,11 +129,11 @@ impl Flow {
             !joins && outbound.runs.len() >= limit || missing > 0 && source.unseen.len() >= limit;
         let takes_new = beyond == 0 || !(over_window || full);
         if !takes_new {
-            // What is known has its place all the same, and must get through.
+            // Known bytes still have their place, and must get through.
             finish = source.next;
             beyond = 0;
             if over_window {
-                // Perhaps it has lost the news of a larger window, or we have.
+                // Perhaps it has lost the announcement of a larger window, or we have.
                 context.counters.dropped_window += 1;
                 source.announced.due = true;
             } else {
@@ -149,7 +149,7 @@ impl Flow {
         source.unseen.remove(start, finish);
         let known = source.next;
         if beyond > 0 {
-            // What is missing before it can only go to this peer, and keeps its place.
+            // The missing bytes before it can only go to this peer, and keep their place.
             source.unseen.insert(source.next, source.next + missing);
             match outbound.runs.back_mut() {
                 Some(last) if joins => last.length += beyond,
@@ -168,7 +168,7 @@ impl Flow {
             self.doubt_member(slot, start, known.min(finish));
         }
         let push = Flags(flags.0 & Flags::PSH.0);
-        // Repeated bytes are where they were; neighbours here need not be there.
+        // Repeated bytes keep their places; neighbours here need not be neighbours there.
         while at < finish {
             let Some((csn, length)) = self.outbound.place(slot, at) else {
                 break;
@@ -191,8 +191,8 @@ impl Flow {
 }
 
 impl Outbound {
-    /// Where a member's byte stands in the merged sequence, and how many follow it
-    /// there.
+    /// The position of a member's byte in the merged sequence, and the number of its
+    /// bytes that follow there.
     pub(crate) fn place(&self, slot: u8, lsn: u64) -> Option<(u64, u64)> {
         let holds = |run: &&Run| run.member == slot && run.lsn <= lsn && lsn < run.lsn + run.length;
         // New bytes are in the last.

@@ -1,7 +1,7 @@
-//! Ranges of positions that are missing: holes in what came from the peer, and what
-//! was reserved for a member and has not come. And those that were received beyond them.
+//! Ranges of missing positions: holes in the peer's data, and reserved positions of a
+//! member's data that have not arrived. Also ranges received beyond them.
 
-/// Positions from `start` up to and without `end`.
+/// Positions from `start` up to, but not including, `end`.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Range {
     pub(crate) start: u64,
@@ -14,8 +14,8 @@ impl Range {
     }
 }
 
-/// Disjoint ranges in order. What was inserted stays apart from its neighbours, since each
-/// begins and ends with whole frames; what was joined does not. Allocates only once
+/// Disjoint ranges in order. Inserted ranges stay separate from their neighbours, since
+/// each begins and ends with whole frames; joined ranges do not. Allocates only once
 /// something is missing.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Ranges {
@@ -31,7 +31,7 @@ impl Ranges {
         self.list.len()
     }
 
-    /// Bytes that it has been given.
+    /// Bytes of memory allocated for it.
     pub(crate) fn memory(&self) -> usize {
         self.list.capacity() * size_of::<Range>()
     }
@@ -56,8 +56,8 @@ impl Ranges {
         }
     }
 
-    /// Adds a range and makes one of all that it overlaps or touches: the range that it is
-    /// part of now, or `None` if all of it was there, or it would be one more than `limit`.
+    /// Adds a range and joins it with all that it overlaps or touches. Returns the joined
+    /// range. `None` if all of it was already present, or it would exceed `limit` ranges.
     pub(crate) fn join(&mut self, start: u64, end: u64, limit: usize) -> Option<Range> {
         if start >= end || self.around(start, end).is_some() {
             return None;
@@ -76,14 +76,14 @@ impl Ranges {
         Some(joined)
     }
 
-    /// The range that holds all of `start..end`.
+    /// The range that contains all of `start..end`.
     pub(crate) fn around(&self, start: u64, end: u64) -> Option<Range> {
         let after = self.list.partition_point(|range| range.start <= start);
         let range = *self.list.get(after.checked_sub(1)?)?;
         range.contains(start, end).then_some(range)
     }
 
-    /// Takes `start..end` out of whatever it overlaps.
+    /// Removes `start..end` from all ranges that it overlaps.
     pub(crate) fn remove(&mut self, start: u64, end: u64) {
         if start >= end || self.list.is_empty() {
             return;
@@ -135,7 +135,7 @@ mod tests {
     use proptest::prelude::*;
 
     proptest! {
-        /// Ranges are what a set of bytes is.
+        /// Ranges behave like a set of bytes.
         #[test]
         fn as_a_set_of_bytes(steps in prop::collection::vec((any::<bool>(), 0u64..60, 1u64..9), 1..40)) {
             let (mut ranges, mut joined) = (Ranges::default(), Ranges::default());

@@ -1,24 +1,24 @@
-//! The frame ring of the inbound direction: up to `w` frames between the oldest that
-//! the peer does not know to be acknowledged and the newest, found by their place in
-//! the peer's sequence, and linked into one chain a member (papers: frame ring, frame
-//! chains).
+//! The frame ring of the inbound direction. It holds up to `w` frames between the oldest
+//! that is not known to the peer as acknowledged and the newest. They are found by their
+//! position in the peer's sequence, and linked into one chain per member (papers: frame
+//! ring, frame chains).
 //!
-//! Frames lie in slots that do not move, and a list of slot numbers keeps their order:
-//! a frame that fills a hole is inserted there, and chains stay as they are.
+//! Frames lie in slots that do not move, and a list of slot numbers keeps their order. A
+//! frame that fills a hole is inserted there, and chains stay as they are.
 
 use std::collections::VecDeque;
 
 /// No frame: the end of a chain.
 pub(crate) const NIL: u16 = u16::MAX;
 
-/// What is kept of a frame; none of its bytes.
+/// The state of a frame, without its bytes.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Frame {
-    /// Where it begins on the peer's connection (CSN).
+    /// Its start on the peer's connection (CSN).
     pub(crate) csn: u64,
-    /// Where it begins on its member's connection (LSN).
+    /// Its start on its member's connection (LSN).
     pub(crate) lsn: u64,
-    /// Bytes, header included.
+    /// Bytes, including its header.
     pub(crate) length: u32,
     /// The module's word.
     pub(crate) state: u32,
@@ -28,7 +28,7 @@ pub(crate) struct Frame {
     pub(crate) member: u8,
     /// Its member has acknowledged it.
     pub(crate) acknowledged: bool,
-    /// Its member has reported it in a SACK block, and may discard it yet.
+    /// Its member has reported it in a SACK block, and may still discard it.
     pub(crate) sacked: bool,
 }
 
@@ -46,7 +46,7 @@ impl Frame {
         }
     }
 
-    /// Its member has it, as far as it said.
+    /// Its member has it, according to its reports.
     pub(crate) const fn is_held(&self) -> bool {
         self.acknowledged || self.sacked
     }
@@ -65,7 +65,7 @@ impl Frame {
 pub(crate) struct Chain {
     head: u16,
     tail: u16,
-    /// The first of those behind the last that was SACKed.
+    /// The first frame behind the last that was SACKed.
     beyond: u16,
     length: u16,
     /// Bytes of the frames in it.
@@ -111,7 +111,7 @@ pub(crate) struct Ring {
 }
 
 impl Ring {
-    /// A ring of at most `limit` frames, which takes memory as they come.
+    /// A ring of at most `limit` frames, which allocates memory as they arrive.
     pub(crate) const fn new(limit: u16) -> Self {
         Self {
             slots: Vec::new(),
@@ -126,18 +126,18 @@ impl Ring {
         self.order.len()
     }
 
-    /// The most frames that it holds.
+    /// Maximum number of frames.
     pub(crate) const fn limit(&self) -> u16 {
         self.limit
     }
 
-    /// Bytes that it has been given.
+    /// Bytes of memory allocated for it.
     pub(crate) fn memory(&self) -> usize {
         let numbers = self.free.capacity() + self.order.capacity();
         self.slots.capacity() * size_of::<Frame>() + numbers * size_of::<u16>()
     }
 
-    /// Frames that still find room.
+    /// Number of frames that still fit.
     pub(crate) fn room(&self) -> u16 {
         self.limit - self.order.len() as u16
     }
@@ -158,7 +158,7 @@ impl Ring {
             .partition_point(|&number| self.slot(number).is_some_and(|frame| frame.csn < csn))
     }
 
-    /// Puts a frame into the ring and its member's chain; false when there is no room.
+    /// Adds a frame to the ring and its member's chain; false when there is no room.
     #[expect(
         clippy::indexing_slicing,
         reason = "a free number is the place of a slot that exists"
@@ -220,7 +220,8 @@ impl Ring {
         self.slot(chain.head).copied()
     }
 
-    /// The first of a chain leaves it, acknowledged if it ends at or before `lsn`.
+    /// Removes the first frame of a chain, as acknowledged, if it ends at or before
+    /// `lsn`.
     pub(crate) fn acknowledge(&mut self, chain: &mut Chain, lsn: u64) -> Option<Frame> {
         let frame = self.slots.get_mut(usize::from(chain.head))?;
         if frame.lsn_end() > lsn {
@@ -244,8 +245,8 @@ impl Ring {
         Some(frame)
     }
 
-    /// A member holds `start..end` of its sequence beyond what it has acknowledged: each
-    /// frame that is news of is given to `each`.
+    /// Records that a member holds `start..end` of its sequence beyond its
+    /// acknowledgment. Passes each newly held frame to `each`.
     pub(crate) fn sack(
         &mut self,
         chain: &mut Chain,
@@ -253,7 +254,7 @@ impl Ring {
         end: u64,
         mut each: impl FnMut(Frame),
     ) {
-        // Nearly always behind what it has reported before.
+        // Nearly always after what it has reported before.
         let mut number = match self.slot(chain.beyond) {
             Some(beyond) if beyond.lsn <= start => chain.beyond,
             _ => chain.head,
@@ -278,7 +279,7 @@ impl Ring {
         }
     }
 
-    /// The member of the frame that begins at `csn` may have discarded it.
+    /// Records that the member of the frame at `csn` may have discarded it.
     pub(crate) fn doubt(&mut self, csn: u64) {
         let number = self.order.get(self.place(csn)).copied().unwrap_or(NIL);
         if let Some(frame) = self.slots.get_mut(usize::from(number))
@@ -293,7 +294,7 @@ impl Ring {
         self.sacked
     }
 
-    /// The first frame of a chain behind all that its member has SACKed.
+    /// The first frame of a chain after all that its member has SACKed.
     pub(crate) fn beyond(&self, chain: &Chain) -> Option<Frame> {
         self.slot(chain.beyond).copied()
     }
@@ -306,7 +307,7 @@ impl Ring {
             .take_while(move |frame| frame.csn < end)
     }
 
-    /// The oldest frame leaves the ring if it begins at `csn` and was acknowledged.
+    /// Removes the oldest frame from the ring if it begins at `csn` and was acknowledged.
     pub(crate) fn pop_acknowledged(&mut self, csn: u64) -> Option<Frame> {
         let number = *self.order.front()?;
         let frame = *self.slot(number)?;
@@ -318,8 +319,8 @@ impl Ring {
         Some(frame)
     }
 
-    /// Frames of a chain below `lsn` that follow `csn` leave it and the ring, but those
-    /// of which `stays` says so; each is given to `each`.
+    /// Removes frames of a chain below `lsn` that follow `csn` from it and from the ring,
+    /// except those for which `stays` is true. Passes each removed frame to `each`.
     pub(crate) fn abandon(
         &mut self,
         chain: &mut Chain,
@@ -357,7 +358,7 @@ impl Ring {
         }
     }
 
-    /// Gives the memory back.
+    /// Releases the memory.
     pub(crate) fn clear(&mut self) {
         *self = Self::new(self.limit);
     }
@@ -369,8 +370,8 @@ mod tests {
     use proptest::prelude::*;
 
     proptest! {
-        /// Frames come in any order of CSN and are acknowledged by LSN; what leaves the
-        /// ring leaves it in order of CSN.
+        /// Frames arrive in any order of CSN and are acknowledged by LSN; frames leave
+        /// the ring in order of CSN.
         #[test]
         fn order_and_chains(order in Just((0..40u64).collect::<Vec<_>>()).prop_shuffle()) {
             let mut ring = Ring::new(40);

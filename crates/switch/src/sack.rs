@@ -1,12 +1,13 @@
-//! SACK (RFC 2018) across the switch: what members hold of the peer's frames, and the peer
-//! of members' bytes, beyond what they acknowledge.
+//! SACK (RFC 2018) across the switch: what members hold of the peer's frames, and the
+//! peer of members' bytes, beyond their acknowledgments.
 //!
-//! Received out of order is what has a place before it that its receiver waits for. What
-//! one member has, while another is merely slower, is no such thing, though it lies beyond
-//! what the peer is acknowledged; to a sender it would look like a loss. So the peer hears
-//! of a frame only when each member has one beyond it, or all that it was sent (the
-//! *horizon*): then what is still missing below was overtaken by frames that took the same
-//! way. A member's own bytes stay in order when they are merged, and need no such care.
+//! Bytes are received out of order if their receiver waits for earlier ones. Frames that
+//! one member has, while another is merely slower, are not out of order, though they lie
+//! beyond the peer's acknowledgment. To a sender they would look like a loss. So a frame
+//! is reported to the peer only when each member has one beyond it, or all that it was
+//! sent (the *horizon*). Frames still missing below were then overtaken by frames that
+//! took the same way. A member's own bytes stay in order when they are merged, and need
+//! no such care.
 
 use tidewall_protocol::tcp::FourTuple;
 use tidewall_wire::tcp::{Flags, Header, SackBlocks};
@@ -16,8 +17,9 @@ use crate::flow::{Context, End, Flow, Inbound, Run, Source, Stage};
 use crate::gaps::Fate;
 use crate::ring::Frame;
 
-/// Blocks go with segments that carry nothing else: frames may fill a segment, and go on in
-/// the frame of the device that they came in, where there is no room for options.
+/// Blocks accompany only segments without payload. Frames may fill a segment, and are
+/// forwarded in the device frame that they arrived in, where there is no room for
+/// options.
 fn takes_blocks(flags: Flags, payload: &Payload) -> bool {
     payload.is_empty() && !flags.contains(Flags::RST)
 }
@@ -33,7 +35,7 @@ fn emit(context: &mut Context<'_>, flow: FourTuple, header: Header, payload: Pay
 }
 
 impl Flow {
-    /// A member has these blocks beyond what it has acknowledged.
+    /// Records a member's blocks beyond its acknowledgment.
     #[cold]
     pub(crate) fn sacked_by_member(&mut self, slot: u8, sack: &SackBlocks) {
         let Flow { inbound, ends, .. } = self;
@@ -61,7 +63,7 @@ impl Flow {
         }
     }
 
-    /// A member has acknowledged a frame that the peer may hear of.
+    /// Records that a member has acknowledged a frame that may be reported to the peer.
     #[cold]
     pub(crate) fn acknowledged_below_horizon(&mut self, frame: &Frame) {
         let inbound = &mut self.inbound;
@@ -73,7 +75,7 @@ impl Flow {
         }
     }
 
-    /// Reports to the peer what members have below the horizon, where that has moved.
+    /// Reports to the peer what members have below the horizon, if that has moved.
     #[inline]
     pub(crate) fn report_held(&mut self) {
         if self.inbound.ring.sacked() > 0 || !self.inbound.blocks.is_empty() {
@@ -104,9 +106,9 @@ impl Flow {
         self.report_below(self.inbound.next);
     }
 
-    /// The peer repeats what its member has acknowledged: it has waited for longer than
-    /// an answer takes, and hears all that is known. Null frames that members wait for
-    /// are nobody else's to repeat.
+    /// Handles the peer's repetition of bytes that their member has acknowledged. It has
+    /// waited for longer than an answer takes, and receives all that is known. Null
+    /// frames that members wait for can only be repeated by the switch.
     pub(crate) fn peer_waits(&mut self, context: &mut Context<'_>) {
         self.report_all();
         self.inbound.announced.due = true;
@@ -128,8 +130,9 @@ impl Flow {
         }
     }
 
-    /// The peer repeats a frame that its member has SACKed: either it was not reported, or
-    /// the peer does not count on it any more, and neither do we (RFC 2018 §8).
+    /// Handles the peer's repetition of a frame that its member has SACKed. Either it was
+    /// not reported, or the peer does not count on it any more, and neither do we (RFC
+    /// 2018 §8).
     pub(crate) fn doubt(&mut self, known: &Frame) {
         if known.csn >= self.inbound.horizon {
             self.report_all();
@@ -142,7 +145,7 @@ impl Flow {
         }
     }
 
-    /// The peer has these blocks beyond what it has acknowledged.
+    /// Records the peer's blocks beyond its acknowledgment.
     #[cold]
     pub(crate) fn sacked_by_peer(&mut self, sack: &SackBlocks) {
         let Flow { outbound, ends, .. } = self;
@@ -159,7 +162,7 @@ impl Flow {
                     continue;
                 };
                 let source = &mut member.source;
-                // A peer that has what never came has lied.
+                // A peer cannot have bytes that never arrived.
                 if member.stage == Stage::Open && source.unseen.bytes_within(start, end) == 0 {
                     source.blocks.insert(source.acked, start, end, limit);
                 }
@@ -173,15 +176,15 @@ impl Flow {
         }
     }
 
-    /// Where a member's first stretch of the merged sequence ends that the peer has not
-    /// acknowledged.
+    /// The end of a member's first unacknowledged stretch of the merged sequence.
     fn first_run_end(&self, slot: u8) -> Option<u64> {
         let mut runs = self.outbound.runs.iter();
         let run = runs.find(|run| run.member == slot)?;
         Some(run.lsn + run.length)
     }
 
-    /// The peer has bytes of a member beyond the acknowledgment that it has not heard of.
+    /// The peer has bytes of a member beyond the acknowledgment that were not reported to
+    /// the member.
     #[cold]
     pub(crate) fn has_news_for(&self, slot: u8) -> bool {
         let first = self.first_run_end(slot);
@@ -237,7 +240,8 @@ impl Flow {
         emit(context, flow, header, payload);
     }
 
-    /// A member repeats `start..end`: what the peer has of it is not counted on any more.
+    /// Handles a member's repetition of `start..end`: the switch no longer counts on what
+    /// the peer has of it.
     pub(crate) fn doubt_member(&mut self, slot: u8, start: u64, end: u64) {
         let Some(member) = self.ends.get_mut(usize::from(slot)) else {
             return;

@@ -1,4 +1,4 @@
-//! Segments to the ends, and when an acknowledgment is one of its own.
+//! Segments to the ends, and the decision when an acknowledgment needs its own segment.
 
 use tidewall_protocol::tcp::FourTuple;
 use tidewall_wire::tcp::{Flags, Header};
@@ -8,12 +8,12 @@ use crate::flow::{Context, End, Flow, Phase, Stage};
 use crate::gaps::Gap;
 use crate::sequence::FIRST;
 
-/// Null frames that one repeated frame brings along at most: the rest follows when the
-/// member's acknowledgments come to it.
+/// Maximum number of null frames sent along with one repeated frame; the rest follows
+/// when the member's acknowledgments reach it.
 const VOIDS_MAX: usize = 16;
 
-/// The segment size, where an end that waits with nothing in flight could send a part of
-/// a frame: a kernel fills what is left of a window with one when it probes.
+/// The segment size, if an end that waits with nothing in flight could send a part of a
+/// frame: a kernel that probes fills the rest of a window with one.
 #[inline]
 fn whole_frames(context: &Context<'_>, nothing_in_flight: bool, segment_size: u16) -> Option<u16> {
     (context.config.kernel_ends && nothing_in_flight).then_some(segment_size)
@@ -35,7 +35,7 @@ impl End {
 }
 
 impl Flow {
-    /// What is acknowledged to the peer.
+    /// The acknowledgment to the peer.
     pub(crate) fn peer_ack(&self) -> u64 {
         let inbound = &self.inbound;
         inbound.blocks.acknowledged(inbound.left) + u64::from(self.fin_is_through())
@@ -49,7 +49,7 @@ impl Flow {
             })
     }
 
-    /// What is acknowledged to a member: what the peer has, and its FIN unless
+    /// The acknowledgment to a member: what the peer has, and the member's FIN unless
     /// that waits for the peer.
     pub(crate) fn member_ack(&self, slot: u8) -> u64 {
         let Some(end) = self.ends.get(usize::from(slot)) else {
@@ -61,7 +61,7 @@ impl Flow {
         source.blocks.acknowledged(source.acked) + u64::from(fin)
     }
 
-    /// A segment to the peer, from position `csn` on.
+    /// Sends a segment to the peer, from position `csn` on.
     pub(crate) fn send_to_peer(
         &mut self,
         context: &mut Context<'_>,
@@ -112,7 +112,7 @@ impl Flow {
         }
     }
 
-    /// A segment to a member, from position `lsn` on.
+    /// Sends a segment to a member, from position `lsn` on.
     pub(crate) fn send_to_member(
         &mut self,
         context: &mut Context<'_>,
@@ -170,8 +170,8 @@ impl Flow {
         self.send_to_member(context, slot, gap.lsn, Flags::NONE, payload);
     }
 
-    /// Repeats the null frames below `lsn` that were not acknowledged: the end that repeats
-    /// what is above them does not know of them.
+    /// Repeats unacknowledged null frames below `lsn`: the end that repeats the bytes
+    /// above them does not know them.
     pub(crate) fn repeat_voids(&mut self, context: &mut Context<'_>, slot: u8, lsn: u64) {
         let mut voids = [None; VOIDS_MAX];
         let Some(end) = self.end(slot) else {
@@ -188,7 +188,7 @@ impl Flow {
         }
     }
 
-    /// Sends what was voided while a segment was split.
+    /// Sends null frames for what was voided while a segment was split.
     pub(crate) fn send_fresh_voids(&mut self, context: &mut Context<'_>) {
         for slot in self.slots(|end| !end.sink.gaps.is_empty()) {
             let Some(end) = self.end(slot) else {
@@ -202,12 +202,12 @@ impl Flow {
         }
     }
 
-    /// Where the next segment to the peer begins that carries nothing.
+    /// Start of the next segment to the peer without payload.
     pub(crate) fn peer_send_next(&self) -> u64 {
         self.outbound.next + u64::from(self.outbound.fin.is_some())
     }
 
-    /// Sends the acknowledgments that are due and that nothing else has carried.
+    /// Sends the due acknowledgments that no other segment has carried.
     pub(crate) fn flush(&mut self, context: &mut Context<'_>) {
         if matches!(self.phase, Phase::Opening | Phase::Answered) {
             return;
@@ -220,7 +220,7 @@ impl Flow {
             self.send_to_peer(context, csn, Flags::NONE, Payload::None);
         }
         for _ in 0..core::mem::take(&mut self.inbound.announced.duplicates) {
-            // The same window again, or it would be no duplicate (RFC 5681 §2).
+            // The same window again; otherwise it would not be a duplicate (RFC 5681 §2).
             context.counters.duplicates_forwarded += 1;
             (context.emit)(Emission {
                 flow: self.peer,
@@ -253,8 +253,8 @@ impl Flow {
         }
     }
 
-    /// What was last acknowledged to a member again, for it to count; there are none where
-    /// SACK is agreed on, so no blocks.
+    /// Repeats the last acknowledgment to a member as a duplicate to be counted. None are
+    /// sent where SACK is agreed on, so there are no blocks.
     fn duplicate_to_member(&self, context: &mut Context<'_>, slot: u8, lsn: u64) {
         let ack = self.member_ack(slot);
         let end = self.ends.get(usize::from(slot));
@@ -274,8 +274,8 @@ impl Flow {
         end.is_some_and(|end| end.source.blocks.may_have_news())
     }
 
-    /// Hands a peer's question whether members are there, or have opened their
-    /// windows, on to them: a segment from before what they have acknowledged.
+    /// Passes on to members a peer's probe of whether they are alive, or have opened
+    /// their windows: a segment from before their acknowledgments.
     pub(crate) fn probe_members(&mut self, context: &mut Context<'_>) {
         for slot in self.slots(|end| end.stage == Stage::Open) {
             if let Some(end) = self.end(slot) {
@@ -285,7 +285,7 @@ impl Flow {
         }
     }
 
-    /// The same of a member to the peer.
+    /// Does the same from a member to the peer.
     pub(crate) fn probe_peer(&mut self, context: &mut Context<'_>) {
         let csn = self.outbound.acked - 1;
         self.send_to_peer(context, csn, Flags::NONE, Payload::None);

@@ -1,11 +1,11 @@
-//! Sequence numbers without an end: one direction of one connection counts from its
-//! SYN in 64 bits, and only the wire has 32.
+//! Unbounded sequence numbers: one direction of one connection counts from its SYN in 64
+//! bits, and only the wire has 32.
 
-/// Where a SYN stands. One round of the wire's numbers above zero, so that a number
-/// from before the SYN has a position, too.
+/// Position of a SYN. One cycle of the wire's numbers above zero, so that a number from
+/// before the SYN also has a position.
 pub(crate) const SYN: u64 = 1 << 32;
 
-/// Where the first byte stands.
+/// Position of the first byte.
 pub(crate) const FIRST: u64 = SYN + 1;
 
 /// The numbers of one direction.
@@ -19,12 +19,12 @@ impl Numbers {
         Self { initial }
     }
 
-    /// What the wire has for a position.
+    /// The wire's number for a position.
     pub(crate) const fn wire(self, position: u64) -> u32 {
         self.initial.wrapping_add(position as u32)
     }
 
-    /// The position of the wire's number that is nearest to `near`.
+    /// The position nearest to `near` of the wire's number.
     pub(crate) const fn position(self, near: u64, number: u32) -> u64 {
         let distance = number.wrapping_sub(self.wire(near)) as i32;
         near.wrapping_add_signed(distance as i64)

@@ -1,4 +1,4 @@
-//! The peer's segments: frame by frame to the members.
+//! The peer's segments: splits them frame by frame to the members.
 
 use core::cell::OnceCell;
 use core::ops::Range;
@@ -13,7 +13,7 @@ use crate::flow::{Context, End, Flow, Phase, Reset};
 use crate::modules::{self, Members, TooMuch, Verdict, Work};
 use crate::ring::Frame;
 
-/// What one segment carries to a member: frames that are neighbours in both sequences.
+/// The contents of one segment to a member: frames that are neighbours in both sequences.
 pub(crate) struct Piece {
     member: u8,
     lsn: u64,
@@ -22,13 +22,13 @@ pub(crate) struct Piece {
     bytes: Range<usize>,
 }
 
-/// So many bytes may be whole frames, or none.
+/// Whether this many bytes may be whole frames, or none.
 pub(crate) const fn may_be_frames(bytes: u64) -> bool {
     bytes == 0 || bytes >= acp::HEADER_LEN as u64
 }
 
 impl Flow {
-    /// A segment of the peer on an open connection.
+    /// Handles a segment of the peer on an open connection.
     pub(crate) fn peer_segment(
         &mut self,
         context: &mut Context<'_>,
@@ -72,7 +72,7 @@ impl Flow {
                 }
                 let end = start + payload.len() as u64;
                 if start < self.inbound.left && end <= self.inbound.left && !fin {
-                    // Repeated, or a probe of a closed window, or whether we are there.
+                    // Repeated, or a probe of a closed window, or a keepalive.
                     self.inbound.announced.due = true;
                     if payload.len() <= 1 {
                         self.probe_members(context);
@@ -184,8 +184,8 @@ impl Flow {
         Ok(())
     }
 
-    /// Sends what a segment is cut into, member by member: neighbours of one member may
-    /// then leave as one segment.
+    /// Sends the pieces of a segment, member by member: neighbours of one member may then
+    /// leave as one segment.
     fn send_pieces(&mut self, context: &mut Context<'_>, last: Piece, push: Flags) {
         let mut pieces = core::mem::take(context.pieces);
         pieces.push(last);
@@ -207,7 +207,7 @@ impl Flow {
         self.send_to_member(context, piece.member, piece.lsn, push, payload);
     }
 
-    /// A frame that came before: to the same member, at the same place.
+    /// Handles a repeated frame: it goes to the same member, at the same place.
     fn repeat(
         &mut self,
         context: &mut Context<'_>,
@@ -232,12 +232,12 @@ impl Flow {
         Ok(Some((known.member, known.lsn)))
     }
 
-    /// Frames that a dead member left behind stand behind later ones of the peer at
-    /// the members that got them. If one of those is lost, the peer repeats it only after this
-    /// one, and this one is not acknowledged before that: so what follows this frame in
-    /// the peer's sequence and precedes it here becomes null frames, and is the peer's
-    /// to repeat; but what the member has SACKed only if the peer repeats a frame that was
-    /// SACKed, too, and so does not count on that any more.
+    /// Makes way for a frame that a dead member left behind. At the member that receives
+    /// it, it follows later frames of the peer. If one of those is lost, the peer repeats
+    /// it only after this frame, and this frame is not acknowledged before that. So
+    /// frames that follow it in the peer's sequence and precede it here become null
+    /// frames, and the peer must repeat them. Frames that the member has SACKed are
+    /// included only if the peer repeats a SACKed frame, and so no longer counts on them.
     fn make_way(&mut self, context: &mut Context<'_>, known: &Frame) {
         let segment_size = self.segment_size.into();
         let Flow { inbound, ends, .. } = self;
@@ -259,8 +259,8 @@ impl Flow {
             });
     }
 
-    /// A frame that is new, or was missing: chooses its member and its place there.
-    /// `None` drops it and what follows in its segment.
+    /// Chooses the member and the place of a frame that is new, or was missing. `None`
+    /// drops it and what follows in its segment.
     fn place(
         &mut self,
         context: &mut Context<'_>,
@@ -271,7 +271,7 @@ impl Flow {
         let length = frame.size() as u64;
         let inbound = &self.inbound;
         let was_missing = csn < inbound.next;
-        // What stays missing before and behind it has to be whole frames, too.
+        // The missing parts before and after it must also be whole frames.
         let rests = if was_missing {
             let hole = inbound.holes.around(csn, csn + length);
             hole.map(|hole| [csn - hole.start, hole.end - csn - length])
@@ -326,7 +326,7 @@ impl Flow {
                 lsn
             }
             None => {
-                // Missing frames may go here, too, and then before this one.
+                // Missing frames may also go here, and then before this one.
                 if csn >= sink.covered {
                     for hole in inbound.holes.iter() {
                         let start = hole.start.max(sink.covered);
@@ -380,7 +380,7 @@ impl Flow {
             };
         };
         if frame.header.kind == Kind::Null {
-            // It takes room in the peer's sequence and means nothing to anybody.
+            // It takes room in the peer's sequence and means nothing to any end.
             return Ok(Some((first as u8, 0)));
         }
         let payload = payload.get(frame.payload()).unwrap_or(Pieces::EMPTY);
@@ -411,7 +411,7 @@ impl Flow {
         }
     }
 
-    /// Lets the module hear of something; its panic costs the connection.
+    /// Notifies the module of something; its panic resets the connection.
     pub(crate) fn notify(
         &mut self,
         event: impl FnOnce(&mut dyn modules::Module),
@@ -428,8 +428,9 @@ impl Flow {
 
     fn peer_reset(&mut self, context: &mut Context<'_>, start: u64) -> Result<(), Reset> {
         let inbound = &self.inbound;
-        // Where the peer's next number is, as far as it and we can know (RFC 5961 §3);
-        // a peer that has lost its state repeats what was last acknowledged to it.
+        // The position of the peer's next number, as far as the peer and the switch can
+        // know (RFC 5961 §3). A peer that has lost its state repeats what was last
+        // acknowledged to it.
         let in_order = inbound
             .holes
             .first()

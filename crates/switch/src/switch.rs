@@ -1,4 +1,4 @@
-//! The table of connections and what comes in from outside.
+//! The table of connections and incoming segments.
 
 use core::hash::{BuildHasher, Hash, Hasher};
 use std::collections::{HashMap, VecDeque};
@@ -19,31 +19,30 @@ use crate::info::FlowInfo;
 use crate::modules::Modules;
 use crate::split::Piece;
 
-/// A transport switch: one virtual address, its members, and the connections through
-/// it.
+/// A transport switch: one virtual address, its members, and the connections through it.
 ///
-/// Without I/O, clock, threads or randomness. Its driver
+/// It has no I/O, clock, threads or randomness. Its driver
 ///
-/// - gives every segment to [`Config::address`] and to the switch's own addresses and
+/// - passes every segment to [`Config::address`] and to the switch's own addresses and
 ///   ports ([`Member::local`], [`Config::ports`]) to [`Switch::input`], after the checks
 ///   of [`tidewall_protocol::tcp::input`];
 /// - sends what is emitted, with checksums and next hops (see [`Emission`]);
 /// - calls [`Switch::poll`] when [`Switch::next_deadline`] has come;
-/// - keeps hosts on the path from joining or cutting segments (no TSO, GSO or GRO
-///   there), since a segment has to hold whole frames.
+/// - keeps hosts on the path from joining or splitting segments (no TSO, GSO or GRO
+///   there), since a segment must hold whole frames.
 ///
-/// All times are of one clock that does not go back.
+/// All times are of one monotonic clock.
 pub struct Switch {
     pub(crate) config: Config,
     pub(crate) secrets: Secrets,
     pub(crate) cookies: Cookies,
-    /// Until when a cookie may come back.
+    /// Time until which a cookie may come back.
     pub(crate) cookies_until: Time,
     pub(crate) modules: Box<dyn Modules>,
-    /// The smallest segment size that a member has named so far: what is announced to a peer
-    /// before members are asked.
+    /// The smallest segment size that a member has named so far, which is announced to a
+    /// peer before members are asked.
     pub(crate) smallest: u16,
-    /// Members, by their slots, that were offered SACK and did not take it.
+    /// Members, by their slots, that were offered SACK and did not accept it.
     without_sack: u64,
     pub(crate) members: Vec<MemberSlot>,
     pub(crate) member_counters: Box<[MemberCounters; MEMBERS_MAX]>,
@@ -55,13 +54,13 @@ pub struct Switch {
     pub(crate) half_open: usize,
     pub(crate) generation: u64,
     pub(crate) counters: Counters,
-    /// Both kept for their memory.
+    /// Both are kept for reuse of their memory.
     gone: Vec<(u8, FourTuple)>,
     pieces: Vec<Piece>,
 }
 
-/// A connection in the table. Its addresses are hashed as words: what
-/// [`SocketAddr`] feeds a hasher, field by field, costs several times that.
+/// A connection in the table. Its addresses are hashed as words: hashing a [`SocketAddr`]
+/// field by field costs several times that.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Key(pub(crate) FourTuple);
 
@@ -86,11 +85,11 @@ impl Hash for Key {
     }
 }
 
-/// What a segment belongs to.
+/// The connection and side that a segment belongs to.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Place {
     flow: u32,
-    /// The member's slot; the peer if none.
+    /// The member's slot; `None` for the peer.
     member: Option<u8>,
 }
 
@@ -100,7 +99,7 @@ impl Place {
     }
 }
 
-/// A member and how many connections to it there are.
+/// A member and its number of connections.
 #[derive(Clone, Debug)]
 pub(crate) struct MemberSlot {
     member: Member,
@@ -110,17 +109,18 @@ pub(crate) struct MemberSlot {
 }
 
 impl Switch {
-    /// A switch without members. `modules` makes the module of each connection.
+    /// Creates a switch without members. `modules` creates the module of each connection.
     ///
     /// # Errors
-    /// What of the configuration is out of bounds.
+    /// The first value of the configuration that is out of range.
     pub fn new(
         config: Config,
         secrets: Secrets,
         modules: Box<dyn Modules>,
     ) -> Result<Self, ConfigError> {
         config.check()?;
-        // The maximum segment size in a cookie is less by what IPv6's header is longer.
+        // The maximum segment size in a cookie is reduced by the additional length of
+        // IPv6's header.
         let longer = if config.address.is_ipv4() { 0 } else { 20 };
         let cookies = tcp::Config {
             mss: config.segment_size.saturating_add(longer),
@@ -150,12 +150,13 @@ impl Switch {
         })
     }
 
-    /// A segment came. What is to be sent is given to `emit`; see [`Emission`].
+    /// Processes a received segment. Passes what is to be sent to `emit`; see
+    /// [`Emission`].
     pub fn input(&mut self, now: Time, segment: &Segment<'_>, emit: &mut dyn FnMut(Emission)) {
         self.input_in_pieces(now, &(*segment).into(), emit);
     }
 
-    /// As [`Switch::input`], of a segment whose payload may lie in several pieces.
+    /// As [`Switch::input`], for a segment whose payload may lie in several pieces.
     pub fn input_in_pieces(
         &mut self,
         now: Time,
@@ -180,7 +181,7 @@ impl Switch {
                     )
             });
         if begins_anew {
-            // The peer's TIME-WAIT is over, or it knows that we take this (RFC 6191).
+            // The peer's TIME-WAIT is over, or it knows that we accept this (RFC 6191).
             self.remove(place.flow);
             return self.stranger(now, segment, emit);
         }
@@ -221,13 +222,13 @@ impl Switch {
         }
     }
 
-    /// When to call [`Switch::poll`] at the latest.
+    /// The latest time at which to call [`Switch::poll`].
     #[must_use]
     pub fn next_deadline(&self) -> Option<Time> {
         self.timers.next()
     }
 
-    /// Adds a member: it takes part in new connections, and gets frames of live ones
+    /// Adds a member: it takes part in new connections, and receives frames of live ones
     /// once it has answered.
     ///
     /// # Errors
@@ -283,8 +284,8 @@ impl Switch {
         Ok(MemberId(slot))
     }
 
-    /// No member has the slot, and no connection keeps anything of one that had it: what a dead
-    /// member sent is its slot's until the peer has it.
+    /// No member has the slot, and no connection has state of an earlier one. A dead
+    /// member's bytes belong to its slot until the peer has them.
     fn is_free(&self, place: usize) -> bool {
         let unused = |member: &MemberSlot| !member.up && member.connections == 0;
         let keeps = |(_, flow): (usize, &Flow)| {
@@ -294,8 +295,8 @@ impl Switch {
         self.members.get(place).is_some_and(unused) && !self.flows.iter().any(keeps)
     }
 
-    /// Removes a member: it gets no more frames, and its connections are closed when it
-    /// has acknowledged those that it got and has closed too.
+    /// Removes a member. It receives no more frames. Its connections are closed when it
+    /// has acknowledged its frames and has also closed.
     pub fn remove_member(&mut self, now: Time, id: MemberId, emit: &mut dyn FnMut(Emission)) {
         self.depart(now, id, emit, |flow, context| {
             flow.drain(context, id.0)?;
@@ -303,8 +304,8 @@ impl Switch {
         });
     }
 
-    /// A member is dead, as a health check says: its connections are reset, and its
-    /// frames are the modules' ([`Module::member_down`](crate::modules::Module)).
+    /// Marks a member as dead, after a health check: its connections are reset, and the
+    /// modules decide about its frames ([`Module::member_down`](crate::modules::Module)).
     pub fn fail_member(&mut self, now: Time, id: MemberId, emit: &mut dyn FnMut(Emission)) {
         self.depart(now, id, emit, |flow, context| {
             let there = flow.ends.get(usize::from(id.0));
@@ -332,20 +333,19 @@ impl Switch {
         }
     }
 
-    /// What it was set up with.
+    /// The configuration.
     #[must_use]
     pub fn config(&self) -> &Config {
         &self.config
     }
 
-    /// What was counted.
+    /// The counters.
     #[must_use]
     pub fn counters(&self) -> &Counters {
         &self.counters
     }
 
-    /// The members, whether each takes part in new connections, and what was counted of
-    /// it.
+    /// The members, whether each takes part in new connections, and its counters.
     pub fn members(&self) -> impl Iterator<Item = (MemberId, Member, bool, &MemberCounters)> {
         let slots = self.members.iter().zip(self.member_counters.iter());
         slots.enumerate().filter_map(|(number, (slot, counters))| {
@@ -359,8 +359,8 @@ impl Switch {
         self.flows.iter().map(|(_, flow)| FlowInfo::of(flow))
     }
 
-    /// A snapshot of the connection that a segment with these addresses belongs to, and
-    /// the member whose side of it that is, if it is not the peer's.
+    /// A snapshot of the connection that a segment with these addresses belongs to. With
+    /// it the member whose side that is, unless it is the peer's.
     #[must_use]
     pub fn flow_of(&self, tuple: &FourTuple) -> Option<(FlowInfo, Option<MemberId>)> {
         let place = self.index.get(&Key(*tuple))?;
@@ -374,7 +374,7 @@ impl Switch {
         self.index.contains_key(&Key(*tuple))
     }
 
-    /// Connections, those that linger included.
+    /// Number of connections, including lingering ones.
     #[must_use]
     pub fn len(&self) -> usize {
         self.flows.len()
@@ -409,7 +409,7 @@ impl Switch {
         self.slots_up().count()
     }
 
-    /// Lets a connection do something, and does what follows from it here.
+    /// Runs an operation on a connection, and carries out its consequences here.
     pub(crate) fn with(
         &mut self,
         now: Time,
@@ -460,7 +460,7 @@ impl Switch {
         }
     }
 
-    /// Forgets a connection without a word.
+    /// Forgets a connection silently.
     pub(crate) fn remove(&mut self, key: u32) {
         let Some(flow) = self.flows.try_remove(key as usize) else {
             return;
@@ -476,7 +476,7 @@ impl Switch {
         self.forget_gone();
     }
 
-    /// The connection that was closed longest ago, and is not of `closed` from now on.
+    /// Removes the connection that was closed longest ago from `closed`.
     fn pop_closed(&mut self) -> Option<u32> {
         while let Some((key, generation)) = self.closed.pop_front() {
             let flow = self.flow(key);
@@ -493,8 +493,8 @@ impl Switch {
         oldest.inspect(|&key| self.remove(key)).is_some()
     }
 
-    /// The four-tuple to a member of the connection that was closed longest ago and has one,
-    /// which is forgotten for it, with those before.
+    /// The four-tuple to a member of the connection that was closed longest ago and has
+    /// one. That connection, and those closed before it, are forgotten.
     fn tuple_of_closed(&mut self, slot: u8) -> Option<FourTuple> {
         let member = self.members.get(usize::from(slot))?.member;
         while let Some(key) = self.pop_closed() {
@@ -539,8 +539,8 @@ impl Switch {
         true
     }
 
-    /// A four-tuple to a member that is not in use: from a port on that only who knows
-    /// the secret can tell (RFC 6056 §3.3.3).
+    /// A free four-tuple to a member, starting from a port that only the holder of the
+    /// secret can compute (RFC 6056 §3.3.3).
     fn free_tuple(&self, key: u32, slot: u8) -> Option<FourTuple> {
         let member = &self.members.get(usize::from(slot))?.member;
         let flow = self.flow(key)?;
@@ -559,7 +559,7 @@ impl Switch {
             .find(|tuple| !self.index.contains_key(&Key(*tuple)))
     }
 
-    /// A segment of no connection.
+    /// Handles a segment of no connection.
     pub(crate) fn refuse(&mut self, segment: &SegmentInPieces<'_>, emit: &mut dyn FnMut(Emission)) {
         self.counters.dropped_no_connection += 1;
         self.reset_stranger(segment, emit);
@@ -581,6 +581,6 @@ impl Switch {
     }
 }
 
-/// Ports that are tried for one connection: in a range that is nearly full, a search of
-/// all of it would be a load of its own.
+/// Ports tried for one connection: in a nearly full range, searching all of it would
+/// itself be a load.
 const PORTS_TRIED: u32 = 1024;

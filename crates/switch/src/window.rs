@@ -1,5 +1,5 @@
 //! Windows: what the peer may send, given the members' windows and the ring's room; and
-//! what each member may send, given the peer's.
+//! what each member may send, given the peer's window.
 
 use crate::flow::{End, Flow, Inbound};
 use crate::modules::Windows;
@@ -8,7 +8,7 @@ use crate::sequence::FIRST;
 /// Frames over which sizes are averaged.
 const MEAN_OF: u8 = 64;
 
-/// How large frames are, by which a ring's room becomes bytes.
+/// The mean size of frames, which converts a ring's room to bytes.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Mean {
     size: u32,
@@ -16,15 +16,15 @@ pub(crate) struct Mean {
 }
 
 impl Default for Mean {
-    /// Small, until some have come: what was offered cannot be taken back, and is more
-    /// than an initial window all the same.
+    /// Small, until some have arrived: an offer cannot be withdrawn, and is still more
+    /// than an initial window.
     fn default() -> Self {
         Self { size: 64, count: 0 }
     }
 }
 
 impl Mean {
-    /// A frame, or a run, of so many bytes came.
+    /// Records a frame, or a run, of this many bytes.
     pub(crate) fn add(&mut self, size: u32) {
         self.count = (self.count + 1).min(MEAN_OF);
         let count = u64::from(self.count);
@@ -32,22 +32,22 @@ impl Mean {
         self.size = (sum / count).max(1) as u32;
     }
 
-    /// Bytes of so many frames, less an eighth: the next ones may be smaller.
+    /// Bytes of this many frames, less an eighth: the next ones may be smaller.
     fn bytes(self, frames: u64) -> u64 {
         frames * u64::from(self.size) * 7 / 8
     }
 
-    /// How many frames so many bytes are.
+    /// The number of frames that this many bytes make.
     const fn frames(self, bytes: u64) -> u64 {
         bytes.div_ceil(self.size as u64)
     }
 }
 
 impl Inbound {
-    /// Places of the ring that stay free for what is missing before `end`: as many
-    /// frames as that is if they are as large as others, half of the ring at most, and
-    /// one at least. A ring without a place for the missing frame would never move on;
-    /// with one, missing frames come through one after another.
+    /// Places of the ring reserved for what is missing before `end`: as many frames as
+    /// the missing bytes make at the mean size, at most half of the ring, and at least
+    /// one. A ring without a place for the missing frame would never advance; with one,
+    /// missing frames get through one after another.
     pub(crate) fn kept_free(&self, end: u64) -> u16 {
         let missing = self.holes.bytes_within(self.left, self.next) + (end - self.next);
         let most = (self.ring.limit() / 2).max(1);
@@ -56,12 +56,12 @@ impl Inbound {
 }
 
 impl Flow {
-    /// The right edge of what the peer may send: beyond what came, as much as the
-    /// member with the least room takes, or all of them together, and no more than the
-    /// ring has room for if frames stay as large as they are.
+    /// The right edge of what the peer may send. Beyond what arrived, it is as much as
+    /// the member with the least room accepts, or all of them together. It is no more
+    /// than the ring has room for at the present frame size.
     ///
-    /// The minimum never moves the edge back: a frame moves both it and its member's
-    /// room by its length.
+    /// The minimum never moves the edge back: a frame moves both it and its member's room
+    /// by its length.
     pub(crate) fn peer_edge(&self) -> u64 {
         let inbound = &self.inbound;
         let holes = !inbound.holes.is_empty();
@@ -81,7 +81,7 @@ impl Flow {
         inbound.next + room.unwrap_or(0).min(self.ring_room())
     }
 
-    /// Bytes that the inbound ring has room for, if frames stay as large as they are.
+    /// Bytes that the inbound ring has room for at the present frame size.
     pub(crate) fn ring_room(&self) -> u64 {
         let inbound = &self.inbound;
         let kept_free = match inbound.holes.is_empty() {
@@ -90,8 +90,8 @@ impl Flow {
         };
         match u64::from(inbound.ring.room().saturating_sub(kept_free)) {
             0 => 0,
-            // A window that no frame fits would stop the peer for good, also for what
-            // the field rounds off.
+            // A window too small for a frame would stop the peer for good, also because
+            // of the field's rounding.
             frames => {
                 let unit = 1 << inbound.announced.scale;
                 let least = u64::from(self.segment_size).next_multiple_of(unit);
@@ -101,7 +101,7 @@ impl Flow {
     }
 
     /// The peer has little left of its window, and there is a segment more, or all that
-    /// it can have: as a receiver avoids silly windows (RFC 9293 §3.8.6.2.2).
+    /// it can have. This is how a receiver avoids silly windows (RFC 9293 §3.8.6.2.2).
     pub(crate) fn window_is_worth_telling(&self) -> bool {
         let inbound = &self.inbound;
         let segment = u64::from(self.segment_size);
@@ -118,20 +118,20 @@ impl Flow {
         more >= segment.max(left) || (left == 0 && idle && more > 0)
     }
 
-    /// Divides the peer's window among the members that may send: each gets as much
-    /// beyond what the peer has acknowledged of it, but all together no more than the
-    /// peer has offered and nobody has been given. So edges do not go back when one
-    /// member's bytes wait at the peer, and the peer is never sent more than it takes; but
-    /// they do when one has used up less than its share, since others hold what they do not
-    /// use.
+    /// Divides the peer's window among the members that may send. Each gets as much
+    /// beyond what the peer has acknowledged of it. Together they get no more than the
+    /// part of the peer's offer that is not granted yet. A member's right edge never
+    /// retreats while its bytes are queued at the peer, and the peer is never sent more
+    /// than it accepts. It does retreat when a member has used up less than its share,
+    /// since others hold what they do not use.
     pub(crate) fn grant(&mut self) {
         if self.give() {
             self.regrant();
         }
     }
 
-    /// Gives what is free. True if a member that has used its window up has less than its
-    /// share, by a segment at least.
+    /// Grants what is free. True if a member that has used up its window has less than
+    /// its share, by at least a segment.
     fn give(&mut self) -> bool {
         let sources = || self.ends.iter().filter(|end| end.may_send());
         let count = sources().count() as u64;
@@ -167,9 +167,9 @@ impl Flow {
         starves
     }
 
-    /// The right edge of what `count` members together may send: what the peer takes,
-    /// and no more than there is room for runs if each segment of several members becomes
-    /// one.
+    /// The right edge of what `count` members together may send. It is what the peer
+    /// accepts, and no more than there is room for runs if each segment of several
+    /// members becomes one.
     fn members_edge(&self, count: u64) -> u64 {
         let outbound = &self.outbound;
         let runs = outbound.runs.len() as u64;
@@ -177,10 +177,10 @@ impl Flow {
         let segment = u64::from(self.peer_segment_size);
         let ring = match u64::from(outbound.limit).saturating_sub(runs) {
             0 => 0,
-            // What one sends goes into one run.
+            // A single member's bytes go into one run.
             room if count == 1 => room * segment.max(flight),
-            // A share that no frame fits would stop its member for good, also for what
-            // the field rounds off.
+            // A share too small for a frame would stop its member for good, also because
+            // of the field's rounding.
             room => {
                 let segments = if outbound.next == FIRST {
                     outbound.first
@@ -194,10 +194,10 @@ impl Flow {
         outbound.edge.min(outbound.next + ring)
     }
 
-    /// Takes back what members have been given over their share, so that one that came
+    /// Takes back what members were granted over their share, so that one that joined
     /// later, or waits for a window, gets its own. This moves edges back (RFC 9293 §3.8.6
-    /// advises against it): what a member has sent meanwhile is taken if the peer's window
-    /// has room for it.
+    /// advises against it). Bytes that a member has sent meanwhile are accepted if the
+    /// peer's window has room for them.
     pub(crate) fn regrant(&mut self) {
         let count = self.ends.iter().filter(|end| end.may_send()).count() as u64;
         let whole = self.members_edge(count).saturating_sub(self.outbound.acked);

@@ -1,5 +1,5 @@
-//! A fuzz target of the whole machine: bytes are read as a script of segments from the
-//! peer and the members, of members that come and go, and of time.
+//! A fuzz target of the whole machine. Bytes are read as a script of segments from the
+//! peer and the members, of members that join and leave, and of time.
 
 use std::path::Path;
 use std::time::Duration;
@@ -35,10 +35,10 @@ struct Machine {
     now: Duration,
     switch: Switch,
     peer: FourTuple,
-    /// Connections to members, and where the switch began.
+    /// Connections to members, and the switch's initial numbers.
     members: Vec<(FourTuple, u32)>,
     isn: u32,
-    /// All ends take SACK, and segments have blocks.
+    /// All ends accept SACK, and segments have blocks.
     sack: bool,
 }
 
@@ -88,7 +88,7 @@ impl Machine {
         });
     }
 
-    /// Lets the switch do something, and checks what it sends.
+    /// Runs an operation on the switch, and checks what it sends.
     fn act(&mut self, payload: &[u8], act: impl FnOnce(&mut Switch, &mut dyn FnMut(Emission))) {
         let mut emissions = Vec::new();
         act(&mut self.switch, &mut |emission| emissions.push(emission));
@@ -143,7 +143,7 @@ impl Machine {
             4 => Flags(script.byte()?),
             _ => Flags::ACK,
         };
-        // Near where things happen: frames are of 4 to 19 bytes here.
+        // Near the current positions: frames are of 4 to 19 bytes here.
         let sequence = ISN.wrapping_add(script.byte()?.into());
         let acknowledgment = theirs.wrapping_add(script.byte()?.into());
         let shape = script.byte()?;
@@ -225,7 +225,7 @@ impl Machine {
     }
 }
 
-/// A connection is opened by the book; the rest is the script's.
+/// Opens a connection regularly; the script determines the rest.
 fn run(bytes: &[u8]) {
     let mut script = Script { bytes };
     let Some(choice) = script.byte() else {
@@ -277,8 +277,8 @@ fn fuzz_input() {
         });
 }
 
-/// A long script of which `bytes` are the seed: random bytes alone are short, and most
-/// of their segments are from nowhere near the connection.
+/// A long script seeded by `bytes`: random bytes alone are short, and most of their
+/// segments are nowhere near the connection.
 fn grown(bytes: &[u8]) -> Vec<u8> {
     let seed = bytes.iter().fold(0u64, |seed, &byte| {
         seed.wrapping_mul(0x100_0000_01b3) ^ u64::from(byte)
@@ -299,7 +299,7 @@ fn grown(bytes: &[u8]) -> Vec<u8> {
         };
         let kind = if rarely < 6 { random.bits() as u8 } else { 5 };
         let frames = random.below(4) as u8;
-        // Multiples of eight: what was sent before is met again.
+        // Multiples of eight, so that earlier positions are hit again.
         let place = |random: &mut Random| 1 + 8 * random.below(16) as u8;
         script.extend([who, kind, place(&mut random), place(&mut random), frames]);
         script.extend((0..frames).map(|_| 4 + 8 * random.below(2) as u8));

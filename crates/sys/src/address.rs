@@ -1,12 +1,12 @@
-//! Internet socket addresses as the kernel has them: `struct sockaddr_in` and
-//! `struct sockaddr_in6`, as bytes.
+//! Internet socket addresses in the kernel's format: `struct sockaddr_in` and `struct
+//! sockaddr_in6`, as bytes.
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, SocketAddrV6};
 
 /// Bytes of the longer of the two.
 pub(crate) const ADDRESS_BYTES: usize = size_of::<libc::sockaddr_in6>();
 
-/// Room for an address, aligned as the structures are.
+/// Space for an address, aligned as the structures are.
 #[derive(Clone, Copy, Debug)]
 #[repr(C, align(8))]
 pub struct RawAddress(pub [u8; ADDRESS_BYTES]);
@@ -39,7 +39,7 @@ impl RawAddress {
         (raw, length as libc::socklen_t)
     }
 
-    /// The address; `None` for one that is cut short or of another family.
+    /// The address; `None` for one that is truncated or of another family.
     pub fn parse(bytes: &[u8]) -> Option<SocketAddr> {
         let family = u16::from_ne_bytes(chunk(bytes, 0)?);
         let port = u16::from_be_bytes(chunk(bytes, 2)?);

@@ -6,13 +6,13 @@ use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use crate::address::chunk;
 
-/// Room for what [`Ancillary`] is read from, all options on.
+/// Space for the data that [`Ancillary`] is read from, with all options on.
 pub(crate) const CONTROL_BYTES: usize = 192;
 /// Bytes of `struct cmsghdr`.
 const HEADER: usize = size_of::<libc::cmsghdr>();
 const WORD: usize = size_of::<usize>();
 
-/// Room for ancillary data.
+/// Space for ancillary data.
 #[derive(Clone, Copy, Debug)]
 #[repr(C, align(8))]
 pub(crate) struct Control(pub(crate) [u8; CONTROL_BYTES]);
@@ -20,9 +20,8 @@ pub(crate) struct Control(pub(crate) [u8; CONTROL_BYTES]);
 impl Control {
     pub(crate) const EMPTY: Control = Control([0; CONTROL_BYTES]);
 
-    /// Writes the one message that gives a datagram its source address and, if
-    /// `interface` is not 0, its interface (IP_PKTINFO, IPV6_PKTINFO); the
-    /// bytes used.
+    /// Writes the message that sets a datagram's source address and, if `interface` is
+    /// not 0, its interface (IP_PKTINFO, IPV6_PKTINFO). Returns the bytes used.
     pub(crate) fn set_source(&mut self, source: IpAddr, interface: u32) -> usize {
         // struct in_pktinfo: ifindex, spec_dst, addr; struct in6_pktinfo: addr,
         // ifindex.
@@ -49,29 +48,27 @@ impl Control {
     }
 }
 
-/// The ancillary data of a received packet, as far as the socket's options ask
-/// for it.
+/// The ancillary data of a received packet, as far as the socket's options request it.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Ancillary {
-    /// The address that the datagram was sent to: ours, a group's or a
-    /// broadcast address.
+    /// The destination address of the datagram: a local, group or broadcast address.
     pub destination: Option<IpAddr>,
-    /// The local address to answer from; of IPv6 none for a group's datagram.
+    /// The local address for an answer; over IPv6 `None` for a datagram to a group.
     pub local: Option<IpAddr>,
-    /// The index of the interface that it came by; 0 where unknown.
+    /// The index of the interface on which it arrived; 0 if unknown.
     pub interface: u32,
     /// IP_TOS, IPV6_TCLASS.
     pub traffic_class: u8,
     /// IP_TTL, IPV6_HOPLIMIT.
     pub hop_limit: u8,
-    /// SCM_TIMESTAMPNS: when it came.
+    /// SCM_TIMESTAMPNS: the time of arrival.
     pub timestamp: Option<SystemTime>,
     /// `tp_status` of PACKET_AUXDATA.
     pub packet_status: u32,
 }
 
 impl Ancillary {
-    /// Reads the messages in `control`; one cut short ends it.
+    /// Reads the messages in `control`; stops at a truncated one.
     pub(crate) fn parse(control: &[u8]) -> Self {
         let mut data = Self::default();
         let mut rest = control;
@@ -96,8 +93,8 @@ impl Ancillary {
         let index = |at| chunk(payload, at).map_or(0, u32::from_ne_bytes);
         let small = || chunk(payload, 0).map_or(0, |bytes| i32::from_ne_bytes(bytes) as u8);
         match (level, kind) {
-            // ipi_spec_dst and ipi_addr. On an IPv6 socket it comes after
-            // IPV6_PKTINFO, and says more.
+            // ipi_spec_dst and ipi_addr. On an IPv6 socket this comes after IPV6_PKTINFO,
+            // and has more information.
             (libc::IPPROTO_IP, libc::IP_PKTINFO) => {
                 self.interface = index(0);
                 self.local = v4(4);

@@ -1,4 +1,4 @@
-//! The SIOCETHTOOL call: a request in, the kernel's answer over it.
+//! The SIOCETHTOOL call: the kernel's answer overwrites the request.
 
 use std::io;
 use std::os::fd::BorrowedFd;
@@ -10,7 +10,7 @@ const SIOCETHTOOL: libc::c_ulong = 0x8946;
 /// Bytes of an interface name, its closing zero included (IFNAMSIZ).
 pub const NAME_BYTES: usize = libc::IFNAMSIZ;
 
-/// ETHTOOL_GDRVINFO of linux/ethtool.h, as all that follow.
+/// ETHTOOL_GDRVINFO of linux/ethtool.h, like all that follow.
 pub const GET_DRIVER: u32 = 0x03;
 /// ETHTOOL_GCOALESCE.
 pub const GET_COALESCE: u32 = 0x0e;
@@ -49,24 +49,25 @@ pub const COALESCE_BYTES: usize = 92;
 pub const VALUE_BYTES: usize = 8;
 /// Bytes of `struct ethtool_channels`.
 pub const CHANNELS_BYTES: usize = 36;
-/// Bytes of `struct ethtool_gfeatures` and `struct ethtool_sfeatures` without
-/// blocks: the command and how many there are.
+/// Bytes of `struct ethtool_gfeatures` and `struct ethtool_sfeatures` without blocks: the
+/// command and the number of blocks.
 pub const FEATURES_BYTES: usize = 8;
 /// Bytes of `struct ethtool_get_features_block`.
 pub const GET_FEATURES_BLOCK: usize = 16;
 /// Bytes of `struct ethtool_set_features_block`.
 pub const SET_FEATURES_BLOCK: usize = 8;
-/// Bytes of `struct ethtool_rxfh_indir` without places: the command and how many there are.
+/// Bytes of `struct ethtool_rxfh_indir` without entries: the command and the number of
+/// entries.
 pub const INDIRECTION_BYTES: usize = 8;
 /// Bytes of `struct ethtool_rxnfc` without rule locations.
 pub const RULES_BYTES: usize = 192;
-/// Where `rule_cnt` is in `struct ethtool_rxnfc`.
+/// Offset of `rule_cnt` in `struct ethtool_rxnfc`.
 pub const RULE_COUNT_AT: usize = 184;
-/// Where `rule_locs` begins in `struct ethtool_rxnfc`.
+/// Offset of `rule_locs` in `struct ethtool_rxnfc`.
 pub const LOCATIONS_AT: usize = 188;
 
-/// Bytes that the kernel may read and write for a request, `None` for a
-/// command that is not one of ours.
+/// Bytes that the kernel may read and write for a request; `None` for a command that is
+/// not listed above.
 fn needed(request: &[u8]) -> Option<usize> {
     let word = |at: usize| {
         let word = request.get(at..)?.first_chunk::<4>()?;
@@ -89,17 +90,17 @@ fn needed(request: &[u8]) -> Option<usize> {
     })
 }
 
-/// Carries out one request on the interface with this zero-padded name, in
-/// the network namespace that `fd` was opened in. Async-signal-safe.
+/// Executes one request on the interface with this zero-padded name, in the network
+/// namespace in which `fd` was opened. Async-signal-safe.
 ///
 /// # Errors
-/// InvalidInput: a command that is not listed above, or a request shorter
-/// than its command needs. Otherwise what the kernel and the driver report.
+/// InvalidInput: a command that is not listed above, or a request shorter than its
+/// command requires. Otherwise the errors of the kernel and the driver.
 pub fn call(fd: BorrowedFd<'_>, name: &[u8; NAME_BYTES], request: &mut [u8]) -> io::Result<()> {
     if needed(request).is_none_or(|needed| request.len() < needed) || name[NAME_BYTES - 1] != 0 {
         return Err(io::ErrorKind::InvalidInput.into());
     }
-    // The kernel touches as many bytes as `needed` says; there are so many.
+    // The kernel accesses as many bytes as `needed` returns; they are present.
     let place = request.as_mut_ptr() as usize;
     Request::new(*name, &place.to_ne_bytes()).call(fd, SIOCETHTOOL)
 }
@@ -147,9 +148,9 @@ mod tests {
         assert_eq!(kind(INSERT_RULE, RULES_BYTES - 1, 0), invalid);
         assert_eq!(kind(GET_ALL_RULES, RULES_BYTES, 2), invalid);
         assert_eq!(kind(GET_ALL_RULES, RULES_BYTES, u32::MAX), invalid);
-        // ETHTOOL_GSET, whose struct is not described here.
+        // ETHTOOL_GSET, whose structure is not listed here.
         assert_eq!(kind(1, 4096, 0), invalid);
-        // Long enough: the loopback device itself refuses.
+        // Long enough: the loopback device itself refuses it.
         assert_ne!(kind(GET_COALESCE, COALESCE_BYTES, 0), invalid);
         assert_ne!(kind(GET_ALL_RULES, LOCATIONS_AT + 8, 2), invalid);
     }

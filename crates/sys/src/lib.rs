@@ -1,12 +1,16 @@
-//! The system calls that rustix lacks. What rustix has, callers take from it.
+//! The system calls that rustix lacks. Callers use rustix for those that it has.
 //!
-//! Lives here: socket options by number ([`set_option`]), datagrams with their
-//! ancillary data ([`receive_message`], [`MessageBatch`]), sleeping with a
-//! signal mask ([`wait_readable`], [`SignalSet`]), ioctls of interfaces and of
-//! epoll, one netlink client ([`netlink`]), shared memory ([`Mapping`]), record locks
-//! ([`lock_byte`]); priorities of threads ([`priority`]); what a filter of system calls
-//! decides ([`seccomp`]).
-//! Does not live here: anything that knows of packets or of Tidewall's sockets.
+//! Lives here:
+//! - socket options by number ([`set_option`]);
+//! - datagrams with their ancillary data ([`receive_message`], [`MessageBatch`]);
+//! - sleeping with a signal mask ([`wait_readable`], [`SignalSet`]);
+//! - ioctls of interfaces and of epoll;
+//! - one netlink client ([`netlink`]);
+//! - shared memory ([`Mapping`]) and record locks ([`lock_byte`]);
+//! - priorities of threads ([`priority`]);
+//! - decisions of a filter of system calls ([`seccomp`]).
+//!
+//! Does not live here: anything that knows packets or Tidewall's sockets.
 //!
 //! Read first: socket(7), ip(7), netlink(7), rtnetlink(7);
 //! Documentation/userspace-api/netlink/intro.rst in the Linux tree.
@@ -23,7 +27,8 @@ pub mod interface {
     //! ioctls that take a `struct ifreq`.
     pub use crate::raw_interface::*;
 
-    /// That an interface is down, and what helps, in words; `None` where it is up or not there.
+    /// Describes that an interface is down, and how to fix it; `None` if it is up or does
+    /// not exist.
     pub fn down(name: &str) -> Option<String> {
         let link = crate::netlink::Rtnetlink::open()
             .ok()?
@@ -76,12 +81,12 @@ pub use raw_thread::{find_no_files, set_fifo};
 pub use thread::{monotonic, pin, process_time, raise_open_files, thread_time};
 pub use wake::{WakeFd, wait_readable};
 
-/// How often a call did something, or the calling thread's last error.
+/// Converts a call's result: a count, or the calling thread's last error.
 fn count(result: std::ffi::c_long) -> std::io::Result<usize> {
     usize::try_from(result).map_err(|_| std::io::Error::last_os_error())
 }
 
-/// As [`count`], of a call that gives nothing else.
+/// As [`count`], for a call that returns nothing else.
 fn done(result: i32) -> std::io::Result<()> {
     count(result.into()).map(|_| ())
 }

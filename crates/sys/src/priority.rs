@@ -1,7 +1,7 @@
 //! Scheduling class and nice value of threads (sched(7)).
 //!
-//! A process may have a filter of system calls that forbids these calls, or ends the process
-//! for them. [`leave_priorities`] says so; nothing here makes a call then.
+//! A filter of system calls may forbid these calls to a process, or end the process for
+//! them. After [`leave_priorities`] reports that, nothing here makes a call.
 
 use std::fmt;
 use std::io;
@@ -13,7 +13,7 @@ use crate::raw_thread::{scheduling, set_scheduling};
 
 const SCHED_EXT: u32 = 7;
 
-/// How the scheduler treats a thread.
+/// Scheduling parameters of a thread.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Scheduling {
     policy: u32,
@@ -24,18 +24,18 @@ pub struct Scheduling {
     times: [u64; 3],
 }
 
-/// A thread's place in the order of scheduling: classes first, then the priority or nice value
-/// inside the class. Equal places are served in turn.
+/// A thread's rank in scheduling: first the class, then the priority or nice value within
+/// the class. Threads of equal rank run in turn.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Priority(u8);
 
 impl Priority {
-    /// The lowest: SCHED_IDLE.
+    /// The lowest rank: SCHED_IDLE.
     pub const IDLE: Priority = Priority(0);
-    /// Nice 0, and threads of which nothing is known.
+    /// Nice 0; also the rank of threads about which nothing is known.
     pub const NORMAL: Priority = Priority::of_nice(0);
 
-    /// An ordinary thread's, by its nice value, -20 to 19.
+    /// The rank of an ordinary thread with this nice value, -20 to 19.
     pub const fn of_nice(nice: i32) -> Priority {
         let nice = if nice < -20 {
             -20
@@ -47,22 +47,22 @@ impl Priority {
         Priority((20 - nice) as u8)
     }
 
-    /// As a number.
+    /// The rank as a number.
     pub const fn to_u8(self) -> u8 {
         self.0
     }
 
-    /// From [`Priority::to_u8`].
+    /// Converts back from [`Priority::to_u8`].
     pub const fn from_u8(number: u8) -> Priority {
         Priority(number)
     }
 }
 
 impl Scheduling {
-    /// A thread's; `None`: the calling thread's.
+    /// The parameters of a thread; `None` is the calling thread.
     ///
     /// # Errors
-    /// ESRCH; ENOSYS after [`leave_priorities`]; the errno of a filter of system calls.
+    /// ESRCH; ENOSYS after [`leave_priorities`]; the errno of a system call filter.
     pub fn of(thread: Option<Pid>) -> io::Result<Self> {
         unless_left(|| {
             let attributes = scheduling(Pid::as_raw(thread))?;
@@ -85,11 +85,11 @@ impl Scheduling {
         })
     }
 
-    /// Gives it to the calling thread.
+    /// Applies them to the calling thread.
     ///
     /// # Errors
-    /// EPERM where it is higher than the thread's and the process may not raise that
-    /// (CAP_SYS_NICE, RLIMIT_NICE); EBUSY for a deadline that cannot be kept; as
+    /// EPERM if they are higher than the thread's and the process may not raise those
+    /// (CAP_SYS_NICE, RLIMIT_NICE). EBUSY for a deadline that cannot be met. Otherwise as
     /// [`Scheduling::of`].
     pub fn apply(&self) -> io::Result<()> {
         let [sched_runtime, sched_deadline, sched_period] = self.times;
@@ -106,7 +106,7 @@ impl Scheduling {
         unless_left(|| set_scheduling(&attributes))
     }
 
-    /// Where it stands among others.
+    /// The thread's rank.
     pub fn priority(&self) -> Priority {
         match self.policy as i32 {
             libc::SCHED_IDLE => Priority::IDLE,
@@ -135,14 +135,15 @@ impl fmt::Display for Scheduling {
 }
 
 static LEFT: AtomicBool = AtomicBool::new(false);
-/// Threads that are about to make one of the calls, or make it.
+/// Number of threads that are making one of the calls, or about to.
 static CALLING: AtomicU32 = AtomicU32::new(0);
-/// How often [`leave_priorities`] waits for those. A count that a fork has copied never falls.
+/// How often [`leave_priorities`] waits for those threads. A count that a fork has copied
+/// never falls.
 const WAITS: u32 = 10_000;
 
-/// Whether this process makes no call from here on that reads or changes priorities, or yields
-/// the processor, as a filter of system calls forbids one of them. Returns what was before.
-/// When it returns no thread is about to make one.
+/// Sets whether this process refrains from all calls that read or change priorities or
+/// yield the CPU. It must if a filter of system calls forbids one of them. Returns the
+/// previous setting. On return no thread is about to make such a call.
 pub fn leave_priorities(left: bool) -> bool {
     let before = LEFT.swap(left, Ordering::SeqCst);
     for _ in 0..WAITS {
@@ -165,7 +166,7 @@ fn unless_left<T>(call: impl FnOnce() -> io::Result<T>) -> io::Result<T> {
     result
 }
 
-/// The calling thread's number (gettid(2)), for [`Scheduling::of`].
+/// The calling thread's id (gettid(2)), for [`Scheduling::of`].
 ///
 /// # Errors
 /// ENOSYS after [`leave_priorities`].
@@ -173,7 +174,7 @@ pub fn this_thread() -> io::Result<Pid> {
     unless_left(|| Ok(gettid()))
 }
 
-/// Lets another thread of this processor run first, if one is ready (sched_yield(2)).
+/// Allows another thread of this CPU to run first, if one is ready (sched_yield(2)).
 pub fn yield_processor() {
     let _ = unless_left(|| {
         sched_yield();
@@ -212,7 +213,7 @@ mod tests {
         assert_eq!(Priority::from_u8(number), from_lowest[6].priority());
     }
 
-    /// One test, as the switch is the process's.
+    /// One test, since the switch belongs to the process.
     #[test]
     fn a_thread_takes_what_it_may_and_nothing_is_asked_where_that_is_left() {
         let lower = std::thread::spawn(|| {

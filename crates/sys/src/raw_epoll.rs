@@ -17,8 +17,8 @@ struct EpollParams {
 
 const EPIOCSPARAMS: rustix::ioctl::Opcode = opcode::write::<EpollParams>(0x8a, 1);
 
-/// Has `epoll_wait` run the driver's poll for up to so many microseconds before
-/// it sleeps, `budget` packets at a time, in preference to softirq.
+/// Makes `epoll_wait` run the driver's poll for up to `microseconds` before it sleeps,
+/// `budget` packets at a time, in preference to softirq.
 ///
 /// # Errors
 /// ENOTTY before Linux 6.9; EPERM for budgets over 64 without CAP_NET_ADMIN.
@@ -34,11 +34,11 @@ pub fn busy_poll(epoll: BorrowedFd<'_>, microseconds: u32, budget: u16) -> io::R
     Ok(())
 }
 
-/// Most events of a wait.
+/// Limit of events per wait.
 const EVENTS: usize = 64;
 
-/// A level-triggered epoll instance by the C library's calls, which a preloaded library may
-/// take.
+/// A level-triggered epoll instance that uses the C library's calls, which a preloaded
+/// library may intercept.
 #[derive(Debug)]
 pub struct Epoll {
     epoll: OwnedFd,
@@ -55,12 +55,12 @@ impl Epoll {
         if epoll < 0 {
             return Err(io::Error::last_os_error());
         }
-        // SAFETY: the call above made it, and it is handed to nothing else.
+        // SAFETY: the call above created it, and nothing else has it.
         let epoll = unsafe { OwnedFd::from_raw_fd(epoll) };
         Ok(Epoll { epoll })
     }
 
-    /// Has waits busy-poll: see [`busy_poll`].
+    /// Enables busy polling in waits: see [`busy_poll`].
     ///
     /// # Errors
     /// As [`busy_poll`].
@@ -68,7 +68,7 @@ impl Epoll {
         busy_poll(self.epoll.as_fd(), microseconds, budget)
     }
 
-    /// Has waits report `number` while `descriptor` has input.
+    /// Makes waits report `number` while `descriptor` has input.
     ///
     /// # Errors
     /// As epoll_ctl(2).
@@ -85,8 +85,9 @@ impl Epoll {
         }
     }
 
-    /// Waits until a descriptor has input, at most `timeout`, rounded down to milliseconds.
-    /// `ready` then has the numbers of up to 64; none after the timeout or a signal.
+    /// Waits until a descriptor has input, at most `timeout`, rounded down to
+    /// milliseconds. `ready` then has up to 64 numbers; none after the timeout or a
+    /// signal.
     ///
     /// # Errors
     /// As epoll_wait(2), EINTR excepted.
@@ -95,7 +96,7 @@ impl Epoll {
         let mut events = [libc::epoll_event { events: 0, u64: 0 }; EVENTS];
         let timeout = libc::c_int::try_from(timeout.as_millis()).unwrap_or(libc::c_int::MAX);
         let epoll = self.epoll.as_raw_fd();
-        // SAFETY: `events` has room for as many as the call is told.
+        // SAFETY: `events` has room for as many as the call is passed.
         let count =
             unsafe { libc::epoll_wait(epoll, events.as_mut_ptr(), EVENTS as libc::c_int, timeout) };
         let Ok(count) = usize::try_from(count) else {

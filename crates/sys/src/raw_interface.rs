@@ -12,13 +12,13 @@ use rustix::net::{AddressFamily, SocketFlags, SocketType, socket_with};
 use crate::address::chunk;
 use crate::done;
 
-/// Longest interface name (IFNAMSIZ less its closing zero).
+/// Longest interface name (IFNAMSIZ less its terminating zero).
 const NAME_MAX: usize = libc::IFNAMSIZ - 1;
 
-/// Segments that we take uncut, and checksums that we take unfinished.
+/// Offloads that we accept: unsegmented long segments, and unfinished checksums.
 const TAKEN: libc::c_uint = libc::TUN_F_CSUM | libc::TUN_F_TSO4 | libc::TUN_F_TSO6;
 
-/// A socket for requests to the kernel about interfaces: any will do, and a host
+/// Opens a socket for requests about interfaces to the kernel. Any family will do; a host
 /// without IPv4 has IPv6.
 ///
 /// # Errors
@@ -31,7 +31,7 @@ pub fn any_socket() -> io::Result<OwnedFd> {
 /// The index of the interface of this name in the caller's network namespace.
 ///
 /// # Errors
-/// ENODEV when there is none; InvalidInput for a name with a zero in it.
+/// ENODEV when there is none; InvalidInput for a name that contains a zero byte.
 pub fn index(name: &str) -> io::Result<u32> {
     if name.contains('\0') {
         return Err(io::ErrorKind::InvalidInput.into());
@@ -47,8 +47,8 @@ pub fn name(index: u32) -> io::Result<String> {
     Ok(rustix::net::netdevice::index_to_name(any_socket()?, index)?)
 }
 
-/// `struct ifreq`: an interface's name, closed by a zero, and what the kernel reads or
-/// writes.
+/// `struct ifreq`: a zero-terminated interface name, and the value that the kernel reads
+/// or writes.
 #[repr(C, align(8))]
 pub(crate) struct Request {
     name: [u8; libc::IFNAMSIZ],
@@ -58,7 +58,7 @@ pub(crate) struct Request {
 const _: () = assert!(size_of::<Request>() == size_of::<libc::ifreq>());
 
 impl Request {
-    /// For an interface of this name and a value of at most 24 bytes.
+    /// Creates a request for an interface of this name and a value of at most 24 bytes.
     pub(crate) fn new(name: [u8; libc::IFNAMSIZ], value: &[u8]) -> Self {
         let mut request = Request {
             name,
@@ -70,7 +70,7 @@ impl Request {
         request
     }
 
-    /// InvalidInput for a name that no interface can have.
+    /// InvalidInput for an invalid interface name.
     fn named(name: &str, value: &[u8]) -> io::Result<Self> {
         let bytes = name.as_bytes();
         let odd = |byte: &u8| *byte == b'/' || *byte == b':' || !byte.is_ascii_graphic();
@@ -87,11 +87,11 @@ impl Request {
         }
     }
 
-    /// An ioctl that reads and writes a `struct ifreq`, and nothing else but what a
-    /// pointer in it is valid for.
+    /// Executes an ioctl that reads and writes only a `struct ifreq` and memory for which
+    /// a pointer in it is valid.
     pub(crate) fn call(&mut self, fd: impl AsFd, number: libc::c_ulong) -> io::Result<()> {
-        // SAFETY: as all callers in this crate say by calling it; it is laid out as a
-        // `struct ifreq`.
+        // SAFETY: all callers in this crate guarantee this by calling it; it is laid out
+        // as a `struct ifreq`.
         let result = unsafe { libc::ioctl(fd.as_fd().as_raw_fd(), number as _, &raw mut *self) };
         done(result)
     }
@@ -105,26 +105,25 @@ impl Request {
 /// Bytes of the longest IP packet that an interface carries (SIOCGIFMTU).
 ///
 /// # Errors
-/// ENODEV; InvalidInput for a name that is none.
+/// ENODEV; InvalidInput for an invalid name.
 pub fn mtu(name: &str) -> io::Result<usize> {
     let mut interface = Request::named(name, &[])?;
     interface.call(any_socket()?, libc::SIOCGIFMTU)?;
     Ok(usize::try_from(i32::from_ne_bytes(interface.value())).unwrap_or(0))
 }
 
-/// Makes a tap interface of this name, which goes when the descriptor is
-/// closed. Reads and writes are of whole frames behind a virtio-net header and
-/// never wait.
+/// Creates a tap interface of this name, which is removed when the descriptor is closed.
+/// Reads and writes transfer whole frames after a virtio-net header and never block.
 ///
 /// # Errors
-/// InvalidInput for a name that is none; EBUSY when there is such an interface;
-/// EPERM without CAP_NET_ADMIN; ENOENT without /dev/net/tun.
+/// InvalidInput for an invalid name; EBUSY when there is such an interface; EPERM without
+/// CAP_NET_ADMIN; ENOENT without /dev/net/tun.
 pub fn open_tap(name: &str) -> io::Result<File> {
     open_tun_device(name, libc::IFF_TAP | libc::IFF_VNET_HDR)
 }
 
-/// Makes a tun interface of this name, as [`open_tap`]; reads and writes are of whole IP
-/// packets behind a virtio-net header.
+/// Creates a tun interface of this name, as [`open_tap`]; reads and writes transfer whole
+/// IP packets after a virtio-net header.
 ///
 /// # Errors
 /// As [`open_tap`].
@@ -142,33 +141,34 @@ fn open_tun_device(name: &str, kind: libc::c_int) -> io::Result<File> {
     Ok(file)
 }
 
-/// Has the kernel give us long segments uncut and checksums unfinished. The
-/// other way it takes both without being asked.
+/// Makes the kernel pass us long segments unsegmented and checksums unfinished. In the
+/// other direction it accepts both without a request.
 ///
 /// # Errors
-/// EINVAL for a kernel that does not know one of them.
+/// EINVAL for a kernel that does not support one of them.
 pub fn take_offloads(tap: &File) -> io::Result<()> {
     let taken = libc::c_ulong::from(TAKEN);
     // SAFETY: this ioctl takes a number, not a pointer.
     done(unsafe { libc::ioctl(tap.as_raw_fd(), libc::TUNSETOFFLOAD, taken) })
 }
 
-/// The link address of the kernel's end of a tap interface.
+/// The link address of the kernel end of a tap interface.
 ///
 /// # Errors
-/// EBADFD for one that was removed.
+/// EBADFD for an interface that was removed.
 pub fn link_address(tap: &File) -> io::Result<[u8; 6]> {
     let mut request = Request::new([0; libc::IFNAMSIZ], &[]);
     request.call(tap, libc::SIOCGIFHWADDR)?;
-    // Behind the family of a sockaddr.
+    // After the family of a sockaddr.
     let [_, _, address @ ..] = request.value::<8>();
     Ok(address)
 }
 
-/// Gives an interface its IPv4 address and the length of its prefix, 0 to 32.
+/// Sets an interface's IPv4 address and the length of its prefix, 0 to 32.
 ///
 /// # Errors
-/// ENODEV, EPERM without CAP_NET_ADMIN, EINVAL for an address that no interface can have.
+/// ENODEV, EPERM without CAP_NET_ADMIN, EINVAL for an address that is invalid for an
+/// interface.
 pub fn set_address(name: &str, address: Ipv4Addr, prefix: u8) -> io::Result<()> {
     let socket = any_socket()?;
     let mask = u32::MAX.checked_shl(32 - u32::from(prefix.min(32)));
@@ -184,11 +184,11 @@ pub fn set_address(name: &str, address: Ipv4Addr, prefix: u8) -> io::Result<()> 
     Ok(())
 }
 
-/// Sets an interface's MTU, says that its link needs no neighbour resolution,
-/// and brings it up.
+/// Sets an interface's MTU, marks its link as needing no neighbour resolution, and sets
+/// it up.
 ///
 /// # Errors
-/// ENODEV; EINVAL for an MTU that it cannot have; EPERM without CAP_NET_ADMIN.
+/// ENODEV; EINVAL for an unsupported MTU; EPERM without CAP_NET_ADMIN.
 pub fn set_up(name: &str, mtu: u16) -> io::Result<()> {
     let socket = any_socket()?;
     let mtu = i32::from(mtu).to_ne_bytes();
@@ -200,8 +200,8 @@ pub fn set_up(name: &str, mtu: u16) -> io::Result<()> {
     Request::named(name, &flags.to_ne_bytes())?.call(&socket, libc::SIOCSIFFLAGS)
 }
 
-/// Binds a packet socket to the interface of this index and a protocol (ETH_P_*);
-/// 0 receives nothing.
+/// Binds a packet socket to the interface of this index and a protocol (ETH_P_*); with 0
+/// it receives nothing.
 ///
 /// # Errors
 /// ENODEV, ENETDOWN.
@@ -225,10 +225,11 @@ fn packet_address(interface: u32, protocol: u16) -> libc::sockaddr_ll {
     }
 }
 
-/// Of linux/if_packet.h.
+/// From linux/if_packet.h.
 const PACKET_IGNORE_OUTGOING: libc::c_int = 23;
 
-/// Keeps what is sent on the interface from a packet socket (PACKET_IGNORE_OUTGOING).
+/// Stops a packet socket from receiving packets that are sent on the interface
+/// (PACKET_IGNORE_OUTGOING).
 ///
 /// # Errors
 /// ENOPROTOOPT before Linux 4.20.
@@ -240,11 +241,11 @@ pub fn ignore_outgoing(socket: impl AsFd) -> io::Result<()> {
     done(unsafe { libc::setsockopt(fd, level, option, (&raw const on).cast(), length) })
 }
 
-/// Sends a packet to a link address by a packet socket that has the kernel write the link
-/// header (SOCK_DGRAM).
+/// Sends a packet to a link address through a packet socket for which the kernel writes
+/// the link header (SOCK_DGRAM).
 ///
 /// # Errors
-/// ENETDOWN, ENOBUFS and what else the device reports; WouldBlock.
+/// ENETDOWN, ENOBUFS and other errors of the device; WouldBlock.
 pub fn send_packet(
     socket: impl AsFd,
     interface: u32,

@@ -1,5 +1,6 @@
-//! Record locks (fcntl(2)): a byte of any file, a socket's too, that a process has for as long
-//! as it lives and closes no number of the file. A forked child does not inherit them.
+//! Record locks (fcntl(2)): a process locks a byte of any file, also of a socket. It
+//! holds the lock as long as it lives and closes no descriptor of the file. A forked
+//! child does not inherit the lock.
 
 use std::io;
 use std::ops::Range;
@@ -7,9 +8,9 @@ use std::os::fd::{AsFd, AsRawFd, BorrowedFd};
 
 use crate::done;
 
-/// The call itself: the C library's function may be another library's.
+/// The raw call: a preloaded library may replace the C library's function.
 fn call(fd: BorrowedFd<'_>, command: i32, lock: &mut libc::flock) -> io::Result<()> {
-    // SAFETY: a structure that lives, of as many bits as the kernel's.
+    // SAFETY: a live structure of the kernel's word size.
     done(unsafe { libc::syscall(libc::SYS_fcntl, fd.as_raw_fd(), command, lock) } as i32)
 }
 
@@ -26,7 +27,7 @@ fn lock_of(kind: i32, bytes: Range<u32>) -> libc::flock {
 /// Takes a shared lock of a byte for this process, or releases it. Async-signal-safe.
 ///
 /// # Errors
-/// ENOLCK; EAGAIN where another process has it for itself.
+/// ENOLCK; EAGAIN if another process has an exclusive lock.
 pub fn lock_byte(file: impl AsFd, byte: u32, locked: bool) -> io::Result<()> {
     let kind = if locked { libc::F_RDLCK } else { libc::F_UNLCK };
     call(
@@ -36,11 +37,11 @@ pub fn lock_byte(file: impl AsFd, byte: u32, locked: bool) -> io::Result<()> {
     )
 }
 
-/// The number of another process that has one of the bytes; 0 where it is in another
-/// namespace of processes. Async-signal-safe.
+/// The process id of another process that has locked one of the bytes; 0 if it is in
+/// another pid namespace. Async-signal-safe.
 ///
 /// # Errors
-/// What the kernel reports.
+/// The kernel's errors.
 pub fn byte_locker(file: impl AsFd, bytes: Range<u32>) -> io::Result<Option<i32>> {
     let mut lock = lock_of(libc::F_WRLCK, bytes);
     call(file.as_fd(), libc::F_GETLK, &mut lock)?;

@@ -1,4 +1,4 @@
-//! Shared memory mappings that undo themselves.
+//! Shared memory mappings that are unmapped when dropped.
 
 use std::fs::File;
 use std::io;
@@ -9,16 +9,16 @@ use std::sync::atomic::AtomicU64;
 use rustix::fs::{MemfdFlags, SealFlags, fcntl_add_seals, ftruncate, memfd_create};
 use rustix::mm::{Advice, MapFlags, ProtFlags, madvise, mmap, munmap};
 
-/// A shared mapping, writable unless it was asked for to read, unmapped when dropped. A forked child does not
-/// have it.
+/// A shared mapping, writable unless it was opened read-only, and unmapped when dropped.
+/// A forked child does not have it.
 #[derive(Debug)]
 pub struct Mapping {
     address: NonNull<u8>,
     length: usize,
 }
 
-// SAFETY: the mapping is plain memory of the process; those who reach into it by
-// its address say why they may.
+// SAFETY: the mapping is plain memory of the process; code that accesses it by address
+// justifies that itself.
 unsafe impl Send for Mapping {}
 // SAFETY: as above.
 unsafe impl Sync for Mapping {}
@@ -27,16 +27,16 @@ impl Mapping {
     /// Maps `length` bytes of a file from `offset` on.
     ///
     /// # Errors
-    /// What `mmap` reports.
+    /// Errors of `mmap`.
     pub fn new(fd: impl AsFd, length: usize, offset: u64) -> io::Result<Self> {
         Self::protected(fd, length, offset, ProtFlags::READ | ProtFlags::WRITE)
     }
 
-    /// As [`Mapping::new`], to read only: a process that writes through its address is ended by
-    /// a signal.
+    /// As [`Mapping::new`], but read-only: a process that writes through its address is
+    /// ended by a signal.
     ///
     /// # Errors
-    /// As there.
+    /// As [`Mapping::new`].
     pub fn read_only(fd: impl AsFd, length: usize, offset: u64) -> io::Result<Self> {
         Self::protected(fd, length, offset, ProtFlags::READ)
     }
@@ -48,13 +48,13 @@ impl Mapping {
         protection: ProtFlags,
     ) -> io::Result<Self> {
         let flags = MapFlags::SHARED | MapFlags::POPULATE;
-        // SAFETY: a new mapping at an address of the kernel's choice, so that no existing
+        // SAFETY: a new mapping at an address that the kernel chooses, so no existing
         // memory is touched; then exactly that range.
         let address = unsafe {
             let address = mmap(ptr::null_mut(), length, protection, flags, fd, offset)?;
-            // A child that inherited an AF_XDP ring would keep its socket bound, and
-            // the queue busy, until it ends. Kernels that refuse the advice for a
-            // mapping lose nothing but that.
+            // A child that inherited an AF_XDP ring would keep its socket bound, and the
+            // queue busy, until it ends. On kernels that refuse the advice for a mapping,
+            // only that protection is missing.
             let _ = madvise(address, length, Advice::LinuxDontFork);
             address
         };
@@ -62,8 +62,8 @@ impl Mapping {
         Ok(Mapping { address, length })
     }
 
-    /// Maps a new memfd of `length` zero bytes, which stays so long: its descriptor may be
-    /// passed to another process.
+    /// Maps a new memfd of `length` zero bytes, whose size is sealed: its descriptor may
+    /// be passed to another process.
     ///
     /// # Errors
     /// ENOMEM, EMFILE.
@@ -74,7 +74,7 @@ impl Mapping {
         Ok((Mapping::new(&fd, length, 0)?, fd))
     }
 
-    /// First byte.
+    /// Address of the first byte.
     pub fn address(&self) -> *mut u8 {
         self.address.as_ptr()
     }
@@ -85,8 +85,7 @@ impl Mapping {
     }
 }
 
-/// The first page of a file as 64-bit words that other processes may change
-/// meanwhile.
+/// The first page of a file as 64-bit words that other processes may change at any time.
 #[derive(Debug)]
 pub struct SharedPage(Mapping);
 
@@ -99,8 +98,8 @@ impl SharedPage {
     /// Maps a file.
     ///
     /// # Errors
-    /// InvalidData for one shorter than a page, as reaching past a file's end
-    /// raises SIGBUS; what `mmap` reports.
+    /// InvalidData for a file shorter than a page, since an access beyond a file's end
+    /// raises SIGBUS; errors of `mmap`.
     pub fn new(file: &File) -> io::Result<Self> {
         if file.metadata()?.len() < Self::BYTES as u64 {
             return Err(io::Error::new(
@@ -111,29 +110,28 @@ impl SharedPage {
         Mapping::new(file, Self::BYTES, 0).map(SharedPage)
     }
 
-    /// Maps a page of what is no file but a kernel object with memory of its own (a ring of
-    /// an AF_XDP socket, a BPF map), which the kernel keeps as long as it is mapped.
+    /// Maps a page of a kernel object with its own memory, not a file: a ring of an
+    /// AF_XDP socket, or a BPF map. The kernel keeps it as long as it is mapped.
     ///
     /// # Errors
-    /// EINVAL beyond its end; EPERM, EACCES for one that may not be written; what `mmap`
-    /// reports.
+    /// EINVAL beyond its end; EPERM, EACCES for an object that may not be written; errors
+    /// of `mmap`.
     pub fn of_object(fd: impl AsFd, offset: u64) -> io::Result<Self> {
         Mapping::new(fd, Self::BYTES, offset).map(SharedPage)
     }
 
     /// The words.
     pub fn words(&self) -> &[AtomicU64; Self::WORDS] {
-        // SAFETY: page-aligned, readable and writable for so many bytes until
-        // drop; nobody but this function has the mapping, so that all accesses
-        // are atomic.
+        // SAFETY: page-aligned, readable and writable for that many bytes until drop.
+        // Only this function accesses the mapping, so all accesses are atomic.
         unsafe { self.0.address.cast().as_ref() }
     }
 }
 
 impl Drop for Mapping {
     fn drop(&mut self) {
-        // SAFETY: exactly the range that mmap returned, unmapped once; every
-        // reference into it borrows `self`.
+        // SAFETY: exactly the range that mmap returned, unmapped once; every reference
+        // into it borrows `self`.
         let _ = unsafe { munmap(self.address.as_ptr().cast(), self.length) };
     }
 }

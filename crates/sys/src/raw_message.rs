@@ -1,5 +1,5 @@
-//! `recvmsg`, `sendmsg`, `recvmmsg` and `sendmmsg` with addresses and the
-//! ancillary data of packets, which rustix passes over.
+//! `recvmsg`, `sendmsg`, `recvmmsg` and `sendmmsg` with addresses and the ancillary data
+//! of packets, which rustix does not support.
 
 use std::io;
 use std::mem::zeroed;
@@ -11,16 +11,16 @@ use crate::address::{ADDRESS_BYTES, RawAddress};
 use crate::ancillary::{Ancillary, CONTROL_BYTES, Control};
 use crate::count;
 
-/// A packet that was received.
+/// A received packet.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Received {
-    /// Bytes in the buffer; with MSG_TRUNC among the flags, of the packet.
+    /// Bytes in the buffer; with MSG_TRUNC among the flags, bytes of the packet.
     pub length: usize,
     /// The packet was longer than the buffer.
     pub truncated: bool,
     /// The sender, if it is an internet address.
     pub source: Option<SocketAddr>,
-    /// What the socket's options ask for.
+    /// The data that the socket's options request.
     pub ancillary: Ancillary,
 }
 
@@ -29,17 +29,16 @@ pub struct Received {
 pub struct Message<'a> {
     /// The bytes.
     pub payload: &'a [u8],
-    /// Where to; `None` on a connected socket.
+    /// The destination; `None` on a connected socket.
     pub destination: Option<SocketAddr>,
-    /// The local address that it leaves from; the kernel's choice where that is
-    /// unspecified. An IPv4 one goes with an IPv4-mapped destination on an IPv6
-    /// socket.
+    /// The local address from which it leaves; if unspecified, the kernel chooses. On an
+    /// IPv6 socket, an IPv4 source goes with an IPv4-mapped destination.
     pub source: IpAddr,
-    /// The index of the interface that it leaves by; 0 for the route's.
+    /// The index of the interface by which it leaves; with 0 the route decides.
     pub interface: u32,
 }
 
-/// A header and what it points to, which must stay where it is for the call.
+/// A header and the data to which it points, which must not move during the call.
 #[derive(Clone, Copy)]
 struct Slot {
     vector: libc::iovec,
@@ -116,7 +115,7 @@ fn empty() -> libc::mmsghdr {
 /// One `recvmsg`.
 ///
 /// # Errors
-/// What the kernel reports.
+/// The kernel's errors.
 pub fn receive_message(fd: impl AsFd, buffer: &mut [u8], flags: i32) -> io::Result<Received> {
     let mut slot = Slot::EMPTY;
     let mut header = empty().msg_hdr;
@@ -127,10 +126,10 @@ pub fn receive_message(fd: impl AsFd, buffer: &mut [u8], flags: i32) -> io::Resu
     Ok(slot.received(&header, length))
 }
 
-/// One `sendmsg`; what would be SIGPIPE is EPIPE. Returns the bytes sent.
+/// One `sendmsg`; returns EPIPE instead of raising SIGPIPE. Returns the bytes sent.
 ///
 /// # Errors
-/// EINVAL for a source that is not this host's; what the kernel reports.
+/// EINVAL for a source that is not an address of this host; the kernel's errors.
 pub fn send_message(fd: impl AsFd, message: &Message<'_>, flags: i32) -> io::Result<usize> {
     let mut slot = Slot::EMPTY;
     let mut header = empty().msg_hdr;
@@ -141,15 +140,15 @@ pub fn send_message(fd: impl AsFd, message: &Message<'_>, flags: i32) -> io::Res
     count(unsafe { libc::sendmsg(fd.as_fd().as_raw_fd(), &raw const header, flags) as _ })
 }
 
-/// Headers of calls that carry many packets, made once.
+/// Headers of calls that transfer many packets, created once.
 pub struct MessageBatch {
-    /// Their pointers are those of the last call: every call sets those that it
-    /// passes to the kernel.
+    /// Their pointers are those of the last call: every call sets those that it passes to
+    /// the kernel.
     headers: Box<[libc::mmsghdr]>,
     slots: Box<[Slot]>,
 }
 
-// SAFETY: the pointers are never followed but in a call that has just set them.
+// SAFETY: the pointers are followed only in a call that has just set them.
 unsafe impl Send for MessageBatch {}
 
 impl std::fmt::Debug for MessageBatch {
@@ -162,7 +161,7 @@ impl std::fmt::Debug for MessageBatch {
 }
 
 impl MessageBatch {
-    /// Room for `capacity` packets a call.
+    /// Creates space for `capacity` packets per call.
     pub fn new(capacity: usize) -> Self {
         MessageBatch {
             headers: vec![empty(); capacity].into(),
@@ -170,16 +169,16 @@ impl MessageBatch {
         }
     }
 
-    /// Packets that there is room for.
+    /// Number of packets for which there is space.
     pub fn capacity(&self) -> usize {
         self.headers.len()
     }
 
-    /// One `recvmmsg`, a packet into each buffer, as far as there is room; how
-    /// many came. [`MessageBatch::received`] says what each was.
+    /// One `recvmmsg`: receives a packet into each buffer, as far as there is space, and
+    /// returns their number. [`MessageBatch::received`] describes each of them.
     ///
     /// # Errors
-    /// What the kernel reports.
+    /// The kernel's errors.
     pub fn receive<'a>(
         &mut self,
         fd: impl AsFd,
@@ -192,9 +191,9 @@ impl MessageBatch {
             slot.receive_into(&mut header.msg_hdr, buffer);
             used += 1;
         }
-        // SAFETY: so many headers were prepared above; they point to slots, which
-        // stay in place, and to buffers that the iterator lent for longer than
-        // the call, no two the same.
+        // SAFETY: that many headers were prepared above. They point to slots, which stay
+        // in place, and to distinct buffers that the iterator lent for longer than the
+        // call.
         let received = unsafe {
             libc::recvmmsg(
                 fd.as_fd().as_raw_fd(),
@@ -207,17 +206,17 @@ impl MessageBatch {
         count(received.into())
     }
 
-    /// What packet `number` of the last [`MessageBatch::receive`] was; nothing
-    /// of use for one that it did not fill.
+    /// Describes packet `number` of the last [`MessageBatch::receive`]; meaningless for
+    /// one that it did not fill.
     pub fn received(&self, number: usize) -> Option<Received> {
         let (header, slot) = (self.headers.get(number)?, self.slots.get(number)?);
         Some(slot.received(&header.msg_hdr, header.msg_len as usize))
     }
 
-    /// One `sendmmsg` of as many messages as there is room for; how many left.
+    /// One `sendmmsg` of as many messages as there is space for. Returns how many left.
     ///
     /// # Errors
-    /// When none left: what the kernel reports of the first.
+    /// When none left: the kernel's error for the first.
     pub fn send<'a>(
         &mut self,
         fd: impl AsFd,
@@ -230,9 +229,8 @@ impl MessageBatch {
             slot.send(&mut header.msg_hdr, &message);
             used += 1;
         }
-        // SAFETY: so many headers were prepared above; they point to slots, which
-        // stay in place, and to payloads lent for longer than the call, which
-        // are only read.
+        // SAFETY: that many headers were prepared above. They point to slots, which stay
+        // in place, and to payloads lent for longer than the call, which are only read.
         let sent = unsafe {
             libc::sendmmsg(
                 fd.as_fd().as_raw_fd(),

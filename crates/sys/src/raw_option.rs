@@ -1,4 +1,4 @@
-//! Socket options by number, for those that rustix has no name for.
+//! Socket options by number, for those without a name in rustix.
 
 use std::io;
 use std::mem::offset_of;
@@ -10,14 +10,14 @@ use crate::done;
 pub const SO_BUSY_POLL: i32 = 46;
 /// Prefer busy polling to softirq.
 pub const SO_PREFER_BUSY_POLL: i32 = 69;
-/// Packets a busy poll.
+/// Packets per busy poll.
 pub const SO_BUSY_POLL_BUDGET: i32 = 70;
-/// The NAPI that a socket's last packet came by.
+/// The NAPI of a socket's last packet.
 pub const SO_INCOMING_NAPI_ID: i32 = 56;
 
 const SO_PEERPIDFD: i32 = 77;
 
-/// Whether the value of an option names memory for the kernel to write to.
+/// Whether the value of an option points to memory for the kernel to write.
 fn names_memory(level: i32, name: i32) -> bool {
     /// linux/tcp.h: TCP_ZEROCOPY_RECEIVE maps received pages.
     const TCP_ZEROCOPY_RECEIVE: i32 = 35;
@@ -31,13 +31,12 @@ fn names_memory(level: i32, name: i32) -> bool {
 /// `setsockopt`.
 ///
 /// # Errors
-/// EINVAL for XDP_UMEM_REG and other options that name memory; what the kernel
-/// reports.
+/// EINVAL for XDP_UMEM_REG and other options that point to memory; the kernel's errors.
 pub fn set_option_bytes(fd: impl AsFd, level: i32, name: i32, value: &[u8]) -> io::Result<()> {
     if names_memory(level, name) {
         return Err(io::Error::from_raw_os_error(libc::EINVAL));
     }
-    // SAFETY: the bytes and their length for the call's duration.
+    // SAFETY: the bytes and their length are valid during the call.
     done(unsafe {
         libc::setsockopt(
             fd.as_fd().as_raw_fd(),
@@ -57,7 +56,7 @@ pub fn set_option(fd: impl AsFd, level: i32, name: i32, value: i32) -> io::Resul
     set_option_bytes(fd, level, name, &value.to_ne_bytes())
 }
 
-/// `getsockopt`; the length of the value.
+/// `getsockopt`; returns the length of the value.
 ///
 /// # Errors
 /// As [`set_option_bytes`].
@@ -66,7 +65,7 @@ pub fn option_bytes(fd: impl AsFd, level: i32, name: i32, value: &mut [u8]) -> i
         return Err(io::Error::from_raw_os_error(libc::EINVAL));
     }
     let mut length = value.len() as libc::socklen_t;
-    // SAFETY: writable bytes and their length for the call's duration.
+    // SAFETY: writable bytes and their length, valid during the call.
     done(unsafe {
         libc::getsockopt(
             fd.as_fd().as_raw_fd(),
@@ -93,22 +92,22 @@ pub fn option(fd: impl AsFd, level: i32, name: i32) -> io::Result<i32> {
 /// (SO_PEERPIDFD).
 ///
 /// # Errors
-/// ENOPROTOOPT before Linux 6.5; ESRCH where the process is gone, unless the kernel still
+/// ENOPROTOOPT before Linux 6.5; ESRCH if the process is gone, unless the kernel still
 /// knows it.
 pub fn peer_process(socket: impl AsFd) -> io::Result<OwnedFd> {
     let number = option(socket, libc::SOL_SOCKET, SO_PEERPIDFD)?;
-    // SAFETY: the kernel has just opened it for this process, where nobody else knows of it.
+    // SAFETY: the kernel has just opened it for this process, and nothing else knows it.
     Ok(unsafe { OwnedFd::from_raw_fd(number) })
 }
 
-/// Attaches a classic BPF program that says of each packet how many bytes of it
-/// the socket gets; none: it is dropped (SO_ATTACH_FILTER).
+/// Attaches a classic BPF program that returns how many bytes of each packet the socket
+/// receives; with 0 the packet is dropped (SO_ATTACH_FILTER).
 ///
 /// # Errors
 /// EINVAL for a program that the kernel refuses.
 pub fn attach_filter(fd: impl AsFd, filter: &[libc::sock_filter]) -> io::Result<()> {
     let length = u16::try_from(filter.len()).map_err(|_| io::ErrorKind::InvalidInput)?;
-    // The pointer is only read by, during the call.
+    // The pointer is only read, and only during the call.
     let mut program = [0; size_of::<libc::sock_fprog>()];
     program[..2].copy_from_slice(&length.to_ne_bytes());
     program[offset_of!(libc::sock_fprog, filter)..]

@@ -1,4 +1,4 @@
-//! Sleeping on descriptors known by number, with a signal mask.
+//! Sleeping on descriptors by number, with a signal mask.
 
 use std::io;
 use std::os::fd::RawFd;
@@ -10,7 +10,7 @@ use crate::count;
 /// Bytes of the kernel's sigset_t.
 const SET_BYTES: usize = size_of::<SignalSet>();
 
-/// A set of signals (sigset_t), as the kernel has it.
+/// A set of signals in the kernel's format (sigset_t).
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct SignalSet(u64);
 
@@ -20,7 +20,7 @@ impl SignalSet {
         SignalSet(0)
     }
 
-    /// Every signal but the two that the C library keeps for itself (nptl(7)).
+    /// Every signal except the two that the C library reserves (nptl(7)).
     pub fn full() -> Self {
         SignalSet(!(0b11 << 31))
     }
@@ -35,28 +35,28 @@ impl SignalSet {
     /// Adds a signal.
     ///
     /// # Errors
-    /// EINVAL for a number that is no signal's.
+    /// EINVAL for an invalid signal number.
     pub fn insert(&mut self, signal: i32) -> io::Result<()> {
         self.0 |= Self::bit(signal)?;
         Ok(())
     }
 
-    /// Takes a signal out.
+    /// Removes a signal.
     ///
     /// # Errors
-    /// EINVAL for a number that is no signal's.
+    /// EINVAL for an invalid signal number.
     pub fn remove(&mut self, signal: i32) -> io::Result<()> {
         self.0 &= !Self::bit(signal)?;
         Ok(())
     }
 
-    /// As the kernel has it, signal 1 lowest.
+    /// The set in the kernel's format, signal 1 lowest.
     #[must_use]
     pub fn bits(self) -> u64 {
         self.0
     }
 
-    /// Of [`SignalSet::bits`].
+    /// Converts back from [`SignalSet::bits`].
     #[must_use]
     pub fn from_bits(bits: u64) -> Self {
         SignalSet(bits)
@@ -67,13 +67,13 @@ impl SignalSet {
         Self::bit(signal).is_ok_and(|bit| self.0 & bit != 0)
     }
 
-    /// Has the calling thread block these signals too; those that it blocked before.
-    /// Async-signal-safe.
+    /// Blocks these signals, too, in the calling thread. Returns those that it blocked
+    /// before. Async-signal-safe.
     pub fn block(self) -> Self {
         self.change(libc::SIG_BLOCK)
     }
 
-    /// Has the calling thread block these signals and no others; those that it blocked
+    /// Blocks exactly these signals in the calling thread. Returns those that it blocked
     /// before. Async-signal-safe.
     pub fn set(self) -> Self {
         self.change(libc::SIG_SETMASK)
@@ -82,7 +82,7 @@ impl SignalSet {
     fn change(self, how: i32) -> Self {
         let mut before = 0;
         let (now, before_at) = (&raw const self.0, &raw mut before);
-        // SAFETY: two sets of the length that is given. It has no way to fail.
+        // SAFETY: two sets of the length that is passed. The call cannot fail.
         unsafe { libc::syscall(libc::SYS_rt_sigprocmask, how, now, before_at, SET_BYTES) };
         SignalSet(before)
     }
@@ -95,9 +95,8 @@ fn timespec(timeout: Duration) -> libc::timespec {
     }
 }
 
-/// `ppoll`: waits for up to `timeout` (`None`: for ever) for one of the entries,
-/// with `signals` blocked in place of those that are; returns how many have
-/// something.
+/// `ppoll`: waits for up to `timeout` (`None`: for ever) for one of the entries, with
+/// `signals` as the signal mask. Returns how many entries have events.
 ///
 /// # Errors
 /// EINTR.
@@ -106,18 +105,18 @@ pub fn ppoll(
     timeout: Option<Duration>,
     signals: Option<&SignalSet>,
 ) -> io::Result<usize> {
-    // The kernel writes back what is left of it.
+    // The kernel writes the remaining time back.
     let mut timeout = timeout.map(timespec);
     let timeout = timeout.as_mut().map_or(ptr::null_mut(), ptr::from_mut);
     let signals = signals.map_or(ptr::null(), ptr::from_ref);
     let (place, length) = (entries.as_mut_ptr(), entries.len());
-    // SAFETY: `entries` is valid for its length, `timeout` and `signals` null or
-    // valid, all for the call's duration; a number that is nobody's is POLLNVAL.
+    // SAFETY: `entries` is valid for its length, `timeout` and `signals` are null or
+    // valid, all during the call. A number without a descriptor is POLLNVAL.
     count(unsafe { libc::syscall(libc::SYS_ppoll, place, length, timeout, signals, SET_BYTES) })
 }
 
-/// What a descriptor is ready for now, of `events` (POLL* bits) and what poll(2)
-/// always reports: POLLERR, POLLHUP, POLLNVAL.
+/// The current readiness of a descriptor: those of `events` (POLL* bits), and what
+/// poll(2) always reports: POLLERR, POLLHUP, POLLNVAL.
 pub fn ready_now(fd: RawFd, events: i16) -> i16 {
     let mut entry = [libc::pollfd {
         fd,
@@ -130,9 +129,9 @@ pub fn ready_now(fd: RawFd, events: i16) -> i16 {
     }
 }
 
-/// Sleeps until one of the descriptors is readable or in error, with `signals`
-/// blocked in place of those that are. Puts the places of those that are ready
-/// into `out`, in order; none after `timeout`.
+/// Sleeps until one of the descriptors is readable or in error, with `signals` as the
+/// signal mask. Puts the indexes of the ready ones into `out`, in order; none after
+/// `timeout`.
 ///
 /// # Errors
 /// EINTR.
@@ -166,13 +165,12 @@ pub fn poll_readable(
     Ok(())
 }
 
-/// `select` on descriptors of any number: the C library's `fd_set` ends at
-/// 1,024, the kernel's bitmaps do not. Waits for up to `timeout` (`None`: for ever) for
-/// descriptors below `nfds`; leaves those that are ready in the sets and returns how many
-/// there are.
+/// `select` on descriptors of any number: the C library's `fd_set` ends at 1,024, the
+/// kernel's bitmaps do not. Waits for up to `timeout` (`None`: for ever) for descriptors
+/// below `nfds`. Leaves the ready ones in the sets and returns their number.
 ///
 /// # Errors
-/// EBADF; EINVAL for a negative `nfds`, or sets without room for it.
+/// EBADF; EINVAL for a negative `nfds`, or sets that are too small for it.
 pub fn select(
     nfds: i32,
     read: &mut [u64],
@@ -188,12 +186,12 @@ pub fn select(
         _ => Err(io::Error::from(io::ErrorKind::InvalidInput)),
     };
     let (read, write, except) = (pointer(read)?, pointer(write)?, pointer(except)?);
-    // pselect6 writes back what is left of it.
+    // pselect6 writes the remaining time back.
     let mut timeout = timeout.map(timespec);
     let timeout = timeout.as_mut().map_or(ptr::null_mut(), ptr::from_mut);
-    // SAFETY: the kernel reads and writes `nfds` bits of each set that is there,
-    // rounded up to longs, for which there is room; the timeout is null or a timespec
-    // of our own; there is no signal mask.
+    // SAFETY: the kernel reads and writes `nfds` bits of each set that is present,
+    // rounded up to longs, which the sets have. The timeout is null or a local timespec;
+    // there is no signal mask.
     count(unsafe {
         libc::syscall(
             libc::SYS_pselect6,

@@ -1,11 +1,11 @@
-//! What threads are given that rustix leaves out: scheduling policies, and filters of calls.
+//! Thread settings that rustix lacks: scheduling policies, and filters of calls.
 
 use std::io;
 
 use crate::{count, done};
 
-/// Puts the calling thread, and those that it starts from now on, into
-/// SCHED_FIFO: ahead of all ordinary ones.
+/// Puts the calling thread, and those that it starts from now on, into SCHED_FIFO, which
+/// runs before all ordinary threads.
 ///
 /// # Errors
 /// EPERM without CAP_SYS_NICE; EINVAL for a priority outside 1 to 99.
@@ -17,7 +17,7 @@ pub fn set_fifo(priority: i32) -> io::Result<()> {
     done(unsafe { libc::sched_setscheduler(0, libc::SCHED_FIFO, &raw const parameters) })
 }
 
-/// A thread's attributes (sched_getattr(2)); 0: the calling thread's.
+/// A thread's attributes (sched_getattr(2)); 0 is the calling thread.
 pub(crate) fn scheduling(thread: i32) -> io::Result<libc::sched_attr> {
     let size = size_of::<libc::sched_attr>() as u32;
     let mut attributes = libc::sched_attr {
@@ -31,23 +31,23 @@ pub(crate) fn scheduling(thread: i32) -> io::Result<libc::sched_attr> {
         sched_period: 0,
     };
     let place = &raw mut attributes;
-    // SAFETY: the kernel writes no more than `size` bytes there.
+    // SAFETY: the kernel writes at most `size` bytes there.
     count(unsafe { libc::syscall(libc::SYS_sched_getattr, thread, place, size, 0) })?;
     Ok(attributes)
 }
 
-/// Gives the calling thread its attributes (sched_setattr(2)).
+/// Sets the calling thread's attributes (sched_setattr(2)).
 pub(crate) fn set_scheduling(attributes: &libc::sched_attr) -> io::Result<()> {
     let place = std::ptr::from_ref(attributes);
     // SAFETY: the kernel reads `size` bytes of it, and 0 is the calling thread.
     count(unsafe { libc::syscall(libc::SYS_sched_setattr, 0, place, 0) }).map(|_| ())
 }
 
-/// Has the calling thread find no file by its name from now on: openat(2) is ENOENT
-/// (seccomp(2)). So do threads and programs that it starts.
+/// Makes every lookup of a file by name fail in the calling thread from now on: openat(2)
+/// returns ENOENT (seccomp(2)). This includes threads and programs that it starts.
 ///
 /// # Errors
-/// EINVAL or ENOSYS where the kernel has no such filters; what another filter returns.
+/// EINVAL or ENOSYS if the kernel has no such filters; the error of another filter.
 pub fn find_no_files() -> io::Result<()> {
     const LOAD: u32 = libc::BPF_LD | libc::BPF_W | libc::BPF_ABS;
     const IS: u32 = libc::BPF_JMP | libc::BPF_JEQ | libc::BPF_K;
@@ -59,7 +59,7 @@ pub fn find_no_files() -> io::Result<()> {
         k,
     };
     let mut filter = [
-        // The call's number.
+        // The number of the call.
         instruction(LOAD, 0, 0),
         instruction(IS, libc::SYS_openat as u32, 1),
         instruction(RETURN, libc::SECCOMP_RET_ERRNO | libc::ENOENT as u32, 0),
@@ -70,7 +70,7 @@ pub fn find_no_files() -> io::Result<()> {
         filter: filter.as_mut_ptr(),
     };
     // SAFETY: the first call has no pointers; the kernel copies the filter, which lives
-    // until the second returns.
+    // until the second call returns.
     unsafe {
         done(libc::prctl(libc::PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0))?;
         let mode = libc::SECCOMP_SET_MODE_FILTER;

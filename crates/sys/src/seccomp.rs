@@ -1,23 +1,24 @@
-//! What a filter of system calls (seccomp(2)) decides, without the kernel.
+//! Evaluates a filter of system calls (seccomp(2)) without the kernel.
 //!
-//! Who depends on calls asks here before a filter is in force. A filter is a program of
-//! classic BPF over the number of a call, its arguments and where it is made.
+//! A program that depends on calls asks here before a filter is in force. A filter is a
+//! classic BPF program over the number of a call, its arguments and its address.
 
-/// A call, as filters see it (`struct seccomp_data`).
+/// A call as filters see it (`struct seccomp_data`).
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Call {
     /// SYS_….
     pub number: u32,
     /// AUDIT_ARCH_….
     pub architecture: u32,
-    /// The instruction after it.
+    /// The address of the next instruction.
     pub address: u64,
-    /// Its arguments.
+    /// The arguments.
     pub arguments: [u64; 6],
 }
 
 impl Call {
-    /// The word at a place of `struct seccomp_data`; `None` beside words and behind the end.
+    /// The word at an offset of `struct seccomp_data`; `None` for an unaligned offset or
+    /// one beyond the end.
     fn word(&self, place: u32) -> Option<u32> {
         let half = |value: u64| match place.is_multiple_of(8) == cfg!(target_endian = "little") {
             true => value as u32,
@@ -39,8 +40,8 @@ impl Call {
 /// Length of `struct seccomp_data`.
 const DATA_BYTES: u32 = 64;
 
-/// What a filter returns for a call: SECCOMP_RET_…; `None` for a program that the kernel would
-/// not take. Jumps are forward alone, so no instruction is executed twice.
+/// The result of a filter for a call: SECCOMP_RET_…; `None` for a program that the kernel
+/// would not accept. All jumps are forward, so no instruction is executed twice.
 pub fn decide(filter: &[libc::sock_filter], call: &Call) -> Option<u32> {
     let (mut accumulator, mut index) = (0u32, 0u32);
     let mut memory = [0u32; 16];
@@ -68,7 +69,7 @@ pub fn decide(filter: &[libc::sock_filter], call: &Call) -> Option<u32> {
             libc::BPF_ALU => {
                 let other = operand(code, constant, index);
                 accumulator = match code & 0xf0 {
-                    // As the kernel has it.
+                    // As in the kernel.
                     libc::BPF_DIV if other == 0 => return Some(0),
                     operation => calculate(operation, accumulator, other)?,
                 };
@@ -136,7 +137,7 @@ fn calculate(operation: u32, left: u32, right: u32) -> Option<u32> {
     })
 }
 
-/// True for a filter that has the kernel make a call.
+/// True if a filter allows a call.
 pub fn allows(filter: &[libc::sock_filter], call: &Call) -> bool {
     let action = decide(filter, call).map(|it| it & libc::SECCOMP_RET_ACTION_FULL);
     matches!(

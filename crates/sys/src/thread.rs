@@ -1,4 +1,4 @@
-//! What several crates ask of rustix with the same few lines.
+//! Short rustix calls that several crates share.
 
 use std::io;
 use std::time::Duration;
@@ -8,7 +8,7 @@ use rustix::thread::{CpuSet, sched_setaffinity};
 use rustix::time::{ClockId, clock_gettime};
 
 fn read(clock: ClockId) -> Duration {
-    // They count from zero.
+    // These clocks start at zero.
     Duration::try_from(clock_gettime(clock)).unwrap_or_default()
 }
 
@@ -17,12 +17,12 @@ pub fn monotonic() -> Duration {
     read(ClockId::Monotonic)
 }
 
-/// Processor time that the calling thread has used (CLOCK_THREAD_CPUTIME_ID).
+/// CPU time that the calling thread has used (CLOCK_THREAD_CPUTIME_ID).
 pub fn thread_time() -> Duration {
     read(ClockId::ThreadCPUTime)
 }
 
-/// Processor time that all threads of this process have used (CLOCK_PROCESS_CPUTIME_ID).
+/// CPU time that all threads of this process have used (CLOCK_PROCESS_CPUTIME_ID).
 pub fn process_time() -> Duration {
     read(ClockId::ProcessCPUTime)
 }
@@ -30,7 +30,7 @@ pub fn process_time() -> Duration {
 /// Restricts the calling thread to one CPU.
 ///
 /// # Errors
-/// EINVAL for a CPU that is not there.
+/// EINVAL for a CPU that does not exist.
 pub fn pin(cpu: usize) -> io::Result<()> {
     if cpu >= CpuSet::MAX_CPU {
         return Err(io::Error::from_raw_os_error(libc::EINVAL));
@@ -40,14 +40,14 @@ pub fn pin(cpu: usize) -> io::Result<()> {
     Ok(sched_setaffinity(None, &set)?)
 }
 
-/// Raises the soft limit of open files to `wanted`, or to the hard limit where
-/// that is lower; the limit then, which may have been higher before.
+/// Raises the soft limit of open files to `wanted`, or to the hard limit if that is
+/// lower. Returns the resulting limit, which may have been higher before.
 ///
 /// # Errors
-/// What `setrlimit` reports.
+/// Errors of `setrlimit`.
 pub fn raise_open_files(wanted: u64) -> io::Result<u64> {
     let mut limit = getrlimit(Resource::Nofile);
-    // None is RLIM_INFINITY.
+    // `None` is RLIM_INFINITY.
     let now = limit.current.unwrap_or(u64::MAX);
     let target = wanted.min(limit.maximum.unwrap_or(u64::MAX));
     if now >= target {

@@ -14,7 +14,7 @@ use crate::poll_readable;
 pub struct WakeFd(OwnedFd);
 
 impl WakeFd {
-    /// One that is not signalled.
+    /// Creates an eventfd that is not signalled.
     ///
     /// # Errors
     /// EMFILE, ENFILE, ENOMEM.
@@ -25,29 +25,28 @@ impl WakeFd {
         )?))
     }
 
-    /// Its number, for poll(2) by others.
+    /// Its descriptor, for poll(2) by others.
     pub fn descriptor(&self) -> RawFd {
         self.0.as_raw_fd()
     }
 
-    /// Makes it readable: ends the present or the next sleep.
+    /// Makes it readable: ends the current or the next sleep.
     pub fn signal(&self) {
-        // A full counter is a signal already.
+        // A full counter is already signalled.
         let _ = rustix::io::write(&self.0, &1u64.to_ne_bytes());
     }
 
-    /// Takes signals back.
+    /// Clears the signal.
     pub fn clear(&self) {
-        // An empty counter is no error here.
+        // An empty counter is not an error here.
         let _ = rustix::io::read(&self.0, &mut [0u8; 8]);
     }
 
-    /// Sleeps until it is signalled, one of `others` is readable, or `timeout` is
-    /// over.
+    /// Sleeps until it is signalled, one of `others` is readable, or `timeout` expires.
     pub fn wait(&self, others: &[RawFd], timeout: Option<Duration>) {
         let mut all = others.to_vec();
         all.push(self.descriptor());
-        // A signal ends the sleep too.
+        // A signal also ends the sleep.
         let _ = poll_readable(&all, timeout, None, &mut Vec::new());
     }
 }
@@ -58,13 +57,13 @@ impl AsFd for WakeFd {
     }
 }
 
-/// Sleeps until one of the descriptors is readable or in error, or `timeout` is
-/// over. A signal ends the sleep too.
+/// Sleeps until one of the descriptors is readable or in error, or `timeout` expires. A
+/// signal also ends the sleep.
 ///
 /// # Errors
 /// EINVAL, ENOMEM.
 pub fn wait_readable(descriptors: &[BorrowedFd<'_>], timeout: Duration) -> io::Result<()> {
-    // Longer than a Timespec holds is as good as for ever.
+    // A time that does not fit into a Timespec counts as for ever.
     let timeout = Timespec::try_from(timeout).ok();
     let mut entries: Vec<_> = descriptors
         .iter()

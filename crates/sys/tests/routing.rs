@@ -1,11 +1,13 @@
-//! Routing tables that are read whole, against what the kernel answers per destination.
+//! Routing tables that are read in one dump, compared with the kernel's answer per
+//! destination.
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 use std::process::Command;
 
 use tidewall_sys::netlink::{Routing, Rtnetlink};
 
-/// What destinations are drawn near, and the bits of each that stay.
+/// Addresses near which destinations are drawn, and the number of their bits that are
+/// kept.
 const NEAR: [(&str, u32); 24] = [
     ("0.0.0.0", 0),
     ("10.0.0.0", 8),
@@ -79,7 +81,7 @@ fn shell(script: &str) {
     assert!(status.success(), "{script}");
 }
 
-/// `bits` of `near`, and others that are drawn.
+/// An address with the first `bits` bits of `near`; the others are random.
 fn draw(near: IpAddr, bits: u32, state: &mut u128) -> IpAddr {
     *state = state
         .wrapping_mul(0xda94_2042_e4dd_58b5_da94_2042_e4dd_58b5)
@@ -139,7 +141,7 @@ fn routes_of_this_namespace_are_what_the_kernel_answers() {
     println!("{by_router} by a router, {with_mtu} with an MTU, {nowhere} nowhere, {asked} asked");
     assert!(by_router > 2000 && with_mtu > 300 && nowhere > 300);
     assert!(asked < 300 * NEAR.len() / 3, "{asked}");
-    // Where only one is there.
+    // With only one route to the prefix.
     let v6 = "fd02::5".parse().unwrap();
     assert_eq!(routing.only_source(v6), Some("fd01::1".parse().unwrap()));
     shell("ip addr add fd01::2/64 dev d0 nodad");
@@ -150,7 +152,7 @@ fn routes_of_this_namespace_are_what_the_kernel_answers() {
         (routing.is_local(own), routing.is_local(peer)),
         (Some(true), Some(false))
     );
-    // A rule with a selector is the kernel's to judge; of the other family nothing changes.
+    // Only the kernel can judge a rule with a selector; the other family is not affected.
     for rule in [
         "from 10.1.0.0/24",
         "fwmark 1",

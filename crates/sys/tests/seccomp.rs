@@ -1,4 +1,4 @@
-//! Filters of system calls: what is said of them here, and what the kernel does.
+//! Filters of system calls: the evaluation here compared with the kernel's.
 #![allow(unsafe_code)]
 
 use std::thread;
@@ -11,7 +11,7 @@ const ARCHITECTURE: u32 = 0xc000_003e;
 #[cfg(target_arch = "aarch64")]
 const ARCHITECTURE: u32 = 0xc000_00b7;
 
-/// The call that is filtered: with these arguments it does nothing in any case.
+/// The call to be filtered: with these arguments it never does anything.
 const PROBE: i64 = libc::SYS_getpgid;
 /// Calls of each filter.
 const CALLS: usize = 4;
@@ -25,10 +25,10 @@ fn instruction(code: u32, jt: u8, jf: u8, k: u32) -> sock_filter {
     }
 }
 
-/// A program of such instructions as the kernel takes, which returns an error's number for
-/// [`PROBE`] and allows all else.
+/// A program of instructions that the kernel accepts. It returns an errno for [`PROBE`]
+/// and allows all else.
 fn program(drawn: &[(u8, u8, u8, u32)]) -> Vec<sock_filter> {
-    // So that all memory that is read is written before.
+    // All memory that is read must be written first.
     let mut filter = vec![
         instruction(BPF_LD | libc::BPF_ABS, 0, 0, 0),
         instruction(BPF_JMP | libc::BPF_JEQ, 1, 0, PROBE as u32),
@@ -50,7 +50,7 @@ fn program(drawn: &[(u8, u8, u8, u32)]) -> Vec<sock_filter> {
     ];
     const CONDITIONS: [u32; 4] = [libc::BPF_JEQ, libc::BPF_JGT, libc::BPF_JGE, libc::BPF_JSET];
     for (place, &(kind, jt, jf, k)) in drawn.iter().enumerate() {
-        // Instructions between this one and the end that follows.
+        // Instructions between this one and the end of the program.
         let left = (drawn.len() - 1 - place) as u32;
         let jump = |by: u8| (u32::from(by) % (left + 1).min(256)) as u8;
         let which = kind as usize / 16;
@@ -65,7 +65,7 @@ fn program(drawn: &[(u8, u8, u8, u32)]) -> Vec<sock_filter> {
             8 => instruction(BPF_ST, 0, 0, k % 2),
             9 => instruction(BPF_MISC | if k % 2 == 0 { 0x80 } else { 0 }, 0, 0, 0),
             10..13 => match OPERATIONS[which % OPERATIONS.len()] {
-                // By nothing it ends the thread.
+                // A division by zero ends the thread.
                 libc::BPF_DIV => instruction(BPF_ALU | libc::BPF_DIV, 0, 0, k.max(1)),
                 libc::BPF_NEG => instruction(BPF_ALU | libc::BPF_NEG, 0, 0, k),
                 it @ (libc::BPF_LSH | libc::BPF_RSH) => instruction(BPF_ALU | it | x, 0, 0, k % 32),
@@ -87,21 +87,21 @@ fn program(drawn: &[(u8, u8, u8, u32)]) -> Vec<sock_filter> {
     filter
 }
 
-/// Error's numbers that calls give in a thread which has installed the filter.
+/// The errnos that calls return in a thread that has installed the filter.
 fn numbers(mut filter: Vec<sock_filter>, calls: [[u64; 6]; CALLS]) -> Option<[u32; CALLS]> {
     let thread = thread::spawn(move || {
         let program = libc::sock_fprog {
             len: filter.len() as u16,
             filter: filter.as_mut_ptr(),
         };
-        // SAFETY: of this thread alone, and a program that is here.
+        // SAFETY: affects only this thread, and the program is live.
         let installed = unsafe {
             libc::prctl(libc::PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0) == 0
                 && libc::syscall(libc::SYS_seccomp, 1, 0, &raw const program) == 0
         };
         installed.then(|| {
             calls.map(|[a, b, c, d, e, f]| {
-                // SAFETY: the kernel does not get to see it.
+                // SAFETY: the filter catches the call before the kernel executes it.
                 match unsafe { libc::syscall(PROBE, a, b, c, d, e, f) } {
                     0 => 0,
                     _ => std::io::Error::last_os_error().raw_os_error().unwrap() as u32,
@@ -131,7 +131,7 @@ fn filters_are_read_as_the_kernel_reads_them() {
                     arguments: *arguments,
                     ..Call::default()
                 };
-                // Where it is called from is not known here.
+                // The address of the call is not known here.
                 let looks = |it: &sock_filter| it.code == 0x20 && matches!(it.k, 8 | 12);
                 if !filter.iter().any(looks) {
                     let decided = decide(&filter, &call).expect("a program that it takes");
@@ -149,16 +149,16 @@ fn what_no_kernel_takes_allows_nothing() {
     let call = Call::default();
     assert!(allows(&[allow], &call));
     for wrong in [
-        // Beside a word, behind the data, behind the memory.
+        // An unaligned word, beyond the data, beyond the memory.
         instruction(BPF_LD | libc::BPF_ABS, 0, 0, 2),
         instruction(BPF_LD | libc::BPF_ABS, 0, 0, 64),
         instruction(BPF_LD | libc::BPF_MEM, 0, 0, 16),
         instruction(BPF_STX, 0, 0, 16),
-        // Behind the program.
+        // Beyond the program.
         instruction(BPF_JMP, 0, 0, 1),
         instruction(BPF_JMP, 0, 0, u32::MAX),
         instruction(BPF_JMP | libc::BPF_JEQ, 1, 1, 0),
-        // No instructions of filters of calls.
+        // Instructions that are invalid in system call filters.
         instruction(BPF_LD | libc::BPF_B | libc::BPF_ABS, 0, 0, 0),
         instruction(BPF_ALU | libc::BPF_MOD, 0, 0, 1),
         instruction(BPF_RET | libc::BPF_X, 0, 0, 0),
@@ -168,7 +168,7 @@ fn what_no_kernel_takes_allows_nothing() {
         assert!(!allows(&[wrong, allow], &call));
     }
     assert_eq!(decide(&[], &call), None);
-    // Divided by nothing: what the kernel has filters return then.
+    // Division by zero: the result that the kernel gives such a filter.
     let divide = instruction(BPF_ALU | libc::BPF_DIV | libc::BPF_X, 0, 0, 0);
     assert_eq!(decide(&[divide, allow], &call), Some(0));
 }

@@ -1,5 +1,5 @@
-//! ACP: the frames that a TCP segment carries where both ends have agreed that
-//! segments hold whole frames only (Yocum et al., "Anypoint", USITS 2003).
+//! ACP: the frames in a TCP segment when both ends have agreed that segments hold only
+//! whole frames (Yocum et al., "Anypoint", USITS 2003).
 //!
 //! ```text
 //!  0        1        2        3        4
@@ -8,9 +8,9 @@
 //!  +--------+--------+--------+--------+- - - - - -+--------+- -
 //! ```
 //!
-//! The first header stands at the segment's first byte of payload; the length, of
-//! the payload behind the header, leads to the next. An end asks for ACP with
-//! [`Options::acp`](crate::tcp::Options::acp) on its SYN.
+//! The first header is at the segment's first byte of payload. Its length field counts
+//! the payload after the header, and so leads to the next header. An end requests ACP
+//! with [`Options::acp`](crate::tcp::Options::acp) on its SYN.
 
 use core::ops::Range;
 
@@ -20,8 +20,8 @@ use crate::pieces::Pieces;
 /// Bytes of a frame's header.
 pub const HEADER_LEN: usize = 4;
 
-/// The most payload that the length field can say; a segment's size is nearly
-/// always less.
+/// The largest payload that the length field can express; a segment is nearly always
+/// smaller.
 pub const PAYLOAD_MAX: usize = u16::MAX as usize;
 
 /// The version that [`Options::acp`](crate::tcp::Options::acp) announces.
@@ -30,13 +30,13 @@ pub const VERSION: u8 = 1;
 /// The first byte of every header.
 pub const MAGIC: u8 = 0xac;
 
-/// What tells ACP from other experiments that share its TCP option (RFC 6994).
+/// Distinguishes ACP from other experiments that share its TCP option (RFC 6994).
 pub(crate) const EXPERIMENT: [u8; 2] = [0xac, 0x90];
 
 /// Kind of the TCP option (RFC 4727, RFC 6994).
 pub(crate) const OPTION_KIND: u8 = 253;
 
-/// Bytes of the TCP option, padding aside.
+/// Bytes of the TCP option, without padding.
 pub(crate) const OPTION_LEN: u8 = 5;
 
 /// Why bytes are not whole frames.
@@ -51,32 +51,32 @@ pub enum Error {
     /// A type that is neither data nor null.
     #[error("a frame is of the unknown type {0}")]
     Type(u8),
-    /// The length leads beyond the segment.
+    /// The length extends beyond the segment.
     #[error("a frame of {length} bytes lies in a segment with {available} more")]
     Length {
-        /// Bytes of payload that the header says.
+        /// Bytes of payload according to the header.
         length: u16,
-        /// Bytes that there are behind the header.
+        /// Bytes present after the header.
         available: usize,
     },
 }
 
-/// What a frame is for.
+/// The purpose of a frame.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[repr(u8)]
 pub enum Kind {
-    /// The application's.
+    /// The application's data.
     Data = 0,
-    /// Takes sequence numbers and means nothing; no application sees it.
+    /// Takes sequence numbers and carries nothing; applications never see it.
     Null = 1,
 }
 
 /// A frame's header.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Header {
-    /// What the frame is for.
+    /// The purpose of the frame.
     pub kind: Kind,
-    /// Bytes of payload behind the header.
+    /// Bytes of payload after the header.
     pub length: u16,
 }
 
@@ -89,8 +89,8 @@ impl Header {
         Some(Self { kind, length })
     }
 
-    /// The header of a null frame that takes `size` bytes, itself included; `None`
-    /// for fewer than a header has and for more than a frame can have.
+    /// The header of a null frame that takes `size` bytes, itself included; `None` for
+    /// less than a header or more than the longest frame.
     #[must_use]
     pub fn null(size: usize) -> Option<Self> {
         let length = u16::try_from(size.checked_sub(HEADER_LEN)?).ok()?;
@@ -135,11 +135,11 @@ impl Header {
 /// A whole frame in a segment.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Frame<'a> {
-    /// Where its header begins, in bytes from the segment's first.
+    /// Offset of its header from the segment's first byte.
     pub offset: usize,
-    /// What it is for.
+    /// Its purpose.
     pub kind: Kind,
-    /// What is behind the header.
+    /// The payload after the header.
     pub payload: &'a [u8],
 }
 
@@ -151,8 +151,8 @@ impl Frame<'_> {
     }
 }
 
-/// The frames of a segment's payload in their order, null frames included. After
-/// an error there is nothing more: what follows cannot be found.
+/// The frames of a segment's payload in order, null frames included. The iterator ends
+/// after an error, since later frames cannot be found.
 #[derive(Clone, Debug)]
 pub struct Frames<'a> {
     rest: &'a [u8],
@@ -160,7 +160,7 @@ pub struct Frames<'a> {
 }
 
 impl<'a> Frames<'a> {
-    /// Of a segment's payload.
+    /// Reads the frames of a segment's payload.
     #[must_use]
     pub const fn new(payload: &'a [u8]) -> Self {
         Self {
@@ -209,10 +209,10 @@ impl<'a> Iterator for Frames<'a> {
 
 impl core::iter::FusedIterator for Frames<'_> {}
 
-/// The place of a whole frame in a segment.
+/// The position of a whole frame in a segment.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct FrameBounds {
-    /// The first byte of its header, in bytes from the segment's first.
+    /// Offset of its header's first byte from the segment's first byte.
     pub offset: usize,
     /// The header.
     pub header: Header,
@@ -226,7 +226,7 @@ impl FrameBounds {
         self.header.size()
     }
 
-    /// The place of the payload in the segment.
+    /// The position of the payload in the segment.
     #[must_use]
     #[inline]
     pub const fn payload(&self) -> Range<usize> {
@@ -234,7 +234,8 @@ impl FrameBounds {
     }
 }
 
-/// As [`Frames`], of a payload that may lie in several pieces: the frames' bounds.
+/// As [`Frames`], for a payload that may lie in several pieces: returns the frames'
+/// bounds.
 #[derive(Clone, Debug)]
 pub struct FramesInPieces<'a> {
     rest: Pieces<'a>,
@@ -283,7 +284,7 @@ impl Iterator for FramesInPieces<'_> {
 
 impl core::iter::FusedIterator for FramesInPieces<'_> {}
 
-/// Puts frames one behind the other into a buffer, which is a segment's payload.
+/// Appends frames to a buffer, which is a segment's payload.
 #[derive(Debug)]
 pub struct Builder<'a> {
     buffer: &'a mut [u8],
@@ -291,12 +292,12 @@ pub struct Builder<'a> {
 }
 
 impl<'a> Builder<'a> {
-    /// Begins at the start of `buffer`, which is as long as the segment may be.
+    /// Starts at the beginning of `buffer`, whose length is the limit of the segment.
     pub const fn new(buffer: &'a mut [u8]) -> Self {
         Self { buffer, used: 0 }
     }
 
-    /// Bytes of the frames that are in the buffer.
+    /// Bytes of the frames in the buffer.
     #[must_use]
     pub const fn len(&self) -> usize {
         self.used
@@ -311,7 +312,7 @@ impl<'a> Builder<'a> {
     /// Appends a frame of data.
     ///
     /// # Errors
-    /// [`EmitError`]; the buffer holds what it held.
+    /// [`EmitError`]; the buffer's content is unchanged.
     pub fn data(&mut self, payload: &[u8]) -> Result<(), EmitError> {
         let header = Header::data(payload.len()).ok_or(EmitError::PayloadTooLong {
             limit: PAYLOAD_MAX,
@@ -321,17 +322,17 @@ impl<'a> Builder<'a> {
         Ok(())
     }
 
-    /// Appends a null frame of `length` zeros behind its header.
+    /// Appends a null frame with `length` zeros after its header.
     ///
     /// # Errors
-    /// [`EmitError::BufferTooSmall`]; the buffer holds what it held.
+    /// [`EmitError::BufferTooSmall`]; the buffer's content is unchanged.
     pub fn null(&mut self, length: u16) -> Result<(), EmitError> {
         let kind = Kind::Null;
         self.place(Header { kind, length })?.fill(0);
         Ok(())
     }
 
-    /// Appends a header, and returns the place of its payload.
+    /// Appends a header, and returns the space for its payload.
     fn place(&mut self, header: Header) -> Result<&mut [u8], EmitError> {
         let needed = self.used + header.size();
         let available = self.buffer.len();

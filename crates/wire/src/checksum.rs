@@ -7,10 +7,9 @@ use crate::Protocol;
 
 /// A one's-complement sum in progress.
 ///
-/// Words are added in the machine's own byte order and swapped once at the end
-/// (RFC 1071 §2B), and four at a time, with the carry added at the other end (§1, §2C). The
-/// loop over bytes is a plain sum of `u32` into `u64`, which the compiler turns into vector
-/// code.
+/// Words are added in the machine's native byte order and swapped once at the end (RFC
+/// 1071 §2B). Four are added at a time, with the carry added at the other end (§1, §2C).
+/// The loop over bytes is a plain sum of `u32` into `u64`, which the compiler vectorizes.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Sum(u64);
 
@@ -62,17 +61,16 @@ impl Sum {
         Self::ZERO.word(self.folded().swap_bytes())
     }
 
-    /// Adds four words at once. Where there is a carry the sum is below 2^64 - 1, so that
-    /// adding it makes no other.
+    /// Adds four words at once. With a carry the sum is below 2^64 - 1, so adding it
+    /// causes no further carry.
     #[inline]
     fn add(self, words: u64) -> Self {
         let (sum, carry) = self.0.overflowing_add(words);
         Self(sum + u64::from(carry))
     }
 
-    /// The sum folded to 16 bits and *not* complemented: what a sender leaves in
-    /// the checksum field when the device is to finish the checksum
-    /// (Linux `CHECKSUM_PARTIAL`).
+    /// The sum folded to 16 bits and *not* complemented. A sender leaves it in the
+    /// checksum field if the device is to finish the checksum (Linux `CHECKSUM_PARTIAL`).
     #[must_use]
     pub fn folded(self) -> u16 {
         let (sum, carry) = (self.0 as u32).overflowing_add((self.0 >> 32) as u32);

@@ -12,7 +12,7 @@ pub const HEADER_LEN: usize = 14;
 /// Bytes that an 802.1Q tag adds, its inner EtherType included.
 pub const TAG_LEN: usize = 4;
 
-/// An Ethernet (EUI-48) address, in the order it is sent.
+/// An Ethernet (EUI-48) address, in transmission order.
 #[derive(Clone, Copy, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct MacAddress(pub [u8; 6]);
 
@@ -107,33 +107,33 @@ impl<'a> Frame<'a> {
         Ok(frame)
     }
 
-    /// Where the frame goes.
+    /// The destination.
     pub fn destination(&self) -> MacAddress {
         let [a, b, c, d, e, f, ..] = *self.header;
         MacAddress([a, b, c, d, e, f])
     }
 
-    /// Which station sent it.
+    /// The station that sent the frame.
     pub fn source(&self) -> MacAddress {
         let [_, _, _, _, _, _, a, b, c, d, e, f, ..] = *self.header;
         MacAddress([a, b, c, d, e, f])
     }
 
-    /// The type field just after the addresses; a tag's when the frame is tagged.
+    /// The type field after the addresses; for a tagged frame, the tag's.
     pub fn ethertype(&self) -> EtherType {
         EtherType(u16::from_be_bytes([self.header[12], self.header[13]]))
     }
 
-    /// The VLAN of the first tag, 0 to 4095, if the frame is tagged; 0 where the tag
-    /// has a priority only.
+    /// The VLAN of the first tag, 0 to 4095, if the frame is tagged; 0 if the tag has
+    /// only a priority.
     pub fn vlan(&self) -> Option<u16> {
         let tag = self.payload.first_chunk::<TAG_LEN>();
         let [high, low, ..] = *tag.filter(|_| self.ethertype().is_tag())?;
         Some(u16::from_be_bytes([high & 0x0f, low]))
     }
 
-    /// What follows the 14-byte header: the tag first when the frame is tagged,
-    /// and link padding last.
+    /// The bytes after the 14-byte header: the tag first if the frame is tagged, and link
+    /// padding last.
     pub fn payload(&self) -> &'a [u8] {
         self.payload
     }
@@ -142,11 +142,11 @@ impl<'a> Frame<'a> {
 /// An untagged Ethernet header.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Header {
-    /// Where the frame goes.
+    /// The destination.
     pub destination: MacAddress,
-    /// Which station sends it.
+    /// The station that sends the frame.
     pub source: MacAddress,
-    /// What the payload is.
+    /// The type of the payload.
     pub ethertype: EtherType,
 }
 

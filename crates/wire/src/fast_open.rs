@@ -6,11 +6,11 @@ use core::fmt;
 pub(crate) const KIND: u8 = 34;
 /// Kind of experimental options (RFC 6994), of which Fast Open was one.
 pub(crate) const KIND_EXPERIMENTAL: u8 = 254;
-/// What tells Fast Open from other experiments (RFC 6994, RFC 7413 §8).
+/// Distinguishes Fast Open from other experiments (RFC 6994, RFC 7413 §8).
 pub(crate) const MAGIC: [u8; 2] = [0xf9, 0x89];
 
-/// What a SYN or SYN-ACK says of Fast Open. Other segments have no such option,
-/// and a receiver takes no notice of one.
+/// The Fast Open option of a SYN or SYN-ACK. Other segments have no such option, and a
+/// receiver ignores one there.
 #[derive(Clone, Copy, PartialEq, Eq, Hash)]
 pub struct FastOpen {
     /// Zero beyond the cookie's length.
@@ -20,9 +20,9 @@ pub struct FastOpen {
 }
 
 impl FastOpen {
-    /// The least bytes of a cookie.
+    /// The shortest cookie, in bytes.
     pub const MIN: usize = 4;
-    /// The most.
+    /// The longest cookie, in bytes.
     pub const MAX: usize = 16;
     /// A request for a cookie.
     pub const REQUEST: Self = Self {
@@ -31,7 +31,7 @@ impl FastOpen {
         experimental: false,
     };
 
-    /// A cookie; `None` unless it is of 4 to 16 bytes, an even number of them.
+    /// A cookie; `None` unless it has 4 to 16 bytes, an even number of them.
     #[must_use]
     pub fn cookie_of(bytes: &[u8]) -> Option<Self> {
         if !(Self::MIN..=Self::MAX).contains(&bytes.len()) || !bytes.len().is_multiple_of(2) {
@@ -43,8 +43,8 @@ impl FastOpen {
         Some(option)
     }
 
-    /// The same in the experimental form of the option (kind 254), which peers of
-    /// before RFC 7413 speak, or in the standard one.
+    /// The same in the experimental form of the option (kind 254), for peers from before
+    /// RFC 7413, or in the standard form.
     #[must_use]
     pub const fn with_experimental(mut self, experimental: bool) -> Self {
         self.experimental = experimental;
@@ -56,7 +56,7 @@ impl FastOpen {
         self.experimental
     }
 
-    /// The cookie's bytes; none of a request.
+    /// The cookie's bytes; none for a request.
     pub fn cookie(&self) -> &[u8] {
         self.bytes
             .get(..usize::from(self.length))
@@ -68,8 +68,8 @@ impl FastOpen {
         self.length == 0
     }
 
-    /// Reads what follows the option's kind and length; like Linux it takes no
-    /// notice of a cookie of another length than may be.
+    /// Reads the bytes after the option's kind and length. Like Linux, it ignores a
+    /// cookie of an invalid length.
     pub(crate) fn parse(kind: u8, body: &[u8]) -> Option<Self> {
         let experimental = kind == KIND_EXPERIMENTAL;
         let cookie = if experimental {
@@ -85,7 +85,7 @@ impl FastOpen {
         Some(option.with_experimental(experimental))
     }
 
-    /// Bytes of the option, padding aside.
+    /// Bytes of the option, without padding.
     const fn unpadded(&self) -> usize {
         let base = if self.experimental { 4 } else { 2 };
         base + self.length as usize
@@ -96,7 +96,7 @@ impl FastOpen {
         self.unpadded().next_multiple_of(4)
     }
 
-    /// Writes the option; padding is no-operations behind it, as Linux has it.
+    /// Writes the option, followed by no-operations as padding, as Linux does.
     pub(crate) fn write(&self, put: &mut dyn FnMut(&[u8])) {
         let length = self.unpadded() as u8;
         if self.experimental {

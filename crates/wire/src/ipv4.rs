@@ -17,7 +17,7 @@ pub const DATAGRAM_MAX: usize = u16::MAX as usize;
 /// Why bytes are not an IPv4 datagram.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum Error {
-    /// Fewer bytes than the header, or than the total length says.
+    /// Fewer bytes than the header, or than the total length.
     #[error("the datagram is shorter than its IPv4 header says")]
     Truncated,
     /// The version is not four.
@@ -28,7 +28,7 @@ pub enum Error {
     HeaderLength,
 }
 
-/// A checked view of an IPv4 datagram. Its checksum is not checked: ask
+/// A checked view of an IPv4 datagram. Its checksum is not checked; use
 /// [`Packet::has_valid_checksum`].
 #[derive(Clone, Copy, Debug)]
 pub struct Packet<'a> {
@@ -46,8 +46,8 @@ impl<'a> Packet<'a> {
         Self::of(bytes.get(..total).ok_or(Error::Truncated)?)
     }
 
-    /// As [`Packet::new`], but takes a datagram whose end is missing, as ICMP
-    /// errors quote them (RFC 792). The header must be whole.
+    /// As [`Packet::new`], but accepts a datagram whose end is missing, as quoted in ICMP
+    /// errors (RFC 792). The header must be whole.
     pub fn new_quoted(bytes: &'a [u8]) -> Result<Self, Error> {
         let total = total_length(bytes)?;
         Self::of(bytes.get(..total).unwrap_or(bytes))
@@ -74,12 +74,12 @@ impl<'a> Packet<'a> {
         self.header[1]
     }
 
-    /// Bytes of header and payload as the header says.
+    /// Bytes of header and payload, from the header.
     pub fn total_length(&self) -> u16 {
         u16::from_be_bytes([self.header[2], self.header[3]])
     }
 
-    /// Tells a datagram's fragments from another's.
+    /// Distinguishes a datagram's fragments from another's.
     pub fn identification(&self) -> u16 {
         u16::from_be_bytes([self.header[4], self.header[5]])
     }
@@ -94,22 +94,22 @@ impl<'a> Packet<'a> {
         self.header[6] & 0x20 != 0
     }
 
-    /// Where the payload belongs in the original datagram's.
+    /// Position of the payload in the original datagram's payload.
     pub fn fragment_offset(&self) -> FragmentOffset {
         FragmentOffset(u16::from_be_bytes([self.header[6] & 0x1f, self.header[7]]))
     }
 
-    /// True for a part of a datagram, first and last parts included.
+    /// True for a part of a datagram, the first and the last included.
     pub fn is_fragment(&self) -> bool {
         u16::from_be_bytes([self.header[6], self.header[7]]) & 0x3fff != 0
     }
 
-    /// Hops that are left.
+    /// Remaining hops.
     pub fn ttl(&self) -> u8 {
         self.header[8]
     }
 
-    /// What the payload is.
+    /// The payload's protocol.
     pub fn protocol(&self) -> Protocol {
         Protocol(self.header[9])
     }
@@ -126,13 +126,13 @@ impl<'a> Packet<'a> {
         Sum::ZERO.bytes(self.header).bytes(self.options).is_valid()
     }
 
-    /// Who sent it.
+    /// The sender.
     pub fn source(&self) -> Ipv4Addr {
         let [.., a, b, c, d, _, _, _, _] = *self.header;
         Ipv4Addr::new(a, b, c, d)
     }
 
-    /// Who is to get it.
+    /// The destination.
     pub fn destination(&self) -> Ipv4Addr {
         let [.., a, b, c, d] = *self.header;
         Ipv4Addr::new(a, b, c, d)
@@ -148,7 +148,7 @@ impl<'a> Packet<'a> {
         self.options
     }
 
-    /// What the datagram, or this fragment of it, carries.
+    /// The payload of the datagram, or of this fragment of it.
     pub fn payload(&self) -> &'a [u8] {
         self.payload
     }
@@ -169,16 +169,16 @@ fn total_length(bytes: &[u8]) -> Result<usize, Error> {
     Ok(total)
 }
 
-/// Where a fragment's payload belongs, in units of eight bytes: 0 to 8191.
-/// IPv6 uses the same unit and range.
+/// Position of a fragment's payload, in units of eight bytes: 0 to 8191. IPv6 uses the
+/// same unit and range.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct FragmentOffset(u16);
 
 impl FragmentOffset {
-    /// The first fragment's.
+    /// The offset of the first fragment.
     pub const ZERO: Self = Self(0);
 
-    /// From bytes, which must be a multiple of eight and at most 65,528.
+    /// Converts from bytes, which must be a multiple of eight and at most 65,528.
     #[must_use]
     pub const fn from_bytes(bytes: u16) -> Option<Self> {
         if bytes.is_multiple_of(8) {
@@ -188,7 +188,7 @@ impl FragmentOffset {
         }
     }
 
-    /// In bytes, at most 65,528.
+    /// The offset in bytes, at most 65,528.
     #[must_use]
     pub const fn bytes(self) -> u16 {
         self.0 * 8
@@ -216,7 +216,7 @@ impl Options {
         bytes: [0; HEADER_MAX - HEADER_LEN],
     };
 
-    /// Takes encoded options; nothing when they are longer than 40 bytes.
+    /// Takes encoded options; `None` if they are longer than 40 bytes.
     #[must_use]
     pub fn new(options: &[u8]) -> Option<Self> {
         let mut bytes = Self::NONE.bytes;
@@ -233,34 +233,34 @@ impl Options {
     }
 }
 
-/// An IPv4 header, without the fields that follow from options and payload.
+/// An IPv4 header, without the fields that depend on options and payload.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Header {
     /// Type of service: DSCP and ECN.
     pub tos: u8,
-    /// Tells a datagram's fragments from another's; any value where
-    /// `dont_fragment` is set (RFC 6864 §4.1).
+    /// Distinguishes a datagram's fragments from another's; any value if `dont_fragment`
+    /// is set (RFC 6864 §4.1).
     pub identification: u16,
     /// Routers may not fragment.
     pub dont_fragment: bool,
     /// More fragments follow.
     pub more_fragments: bool,
-    /// Where the payload belongs.
+    /// Position of the payload.
     pub fragment_offset: FragmentOffset,
-    /// Hops allowed.
+    /// The time to live, in hops.
     pub ttl: u8,
-    /// What the payload is.
+    /// The payload's protocol.
     pub protocol: Protocol,
-    /// Who sends it.
+    /// The sender.
     pub source: Ipv4Addr,
-    /// Who is to get it.
+    /// The destination.
     pub destination: Ipv4Addr,
     /// Options, usually none.
     pub options: Options,
 }
 
 impl Header {
-    /// The header of a datagram. Trailing bytes of options are kept as they are.
+    /// The header of a datagram. Trailing bytes of options are kept unchanged.
     #[must_use]
     pub fn of(packet: &Packet<'_>) -> Self {
         Self {
@@ -282,8 +282,8 @@ impl Header {
         HEADER_LEN + usize::from(self.options.len)
     }
 
-    /// Writes the header, checksum included, at the start of `buffer` for a
-    /// payload of `payload_len` bytes, and returns the rest of the buffer.
+    /// Writes the header, checksum included, at the start of `buffer` for a payload of
+    /// `payload_len` bytes. Returns the rest of the buffer.
     #[inline]
     pub fn emit<'b>(
         &self,

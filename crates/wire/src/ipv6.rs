@@ -1,4 +1,4 @@
-//! IPv6 (RFC 8200): the header and a bounded walk over extension headers.
+//! IPv6 (RFC 8200): the header and a bounded walk of the extension headers.
 
 use std::net::Ipv6Addr;
 
@@ -11,14 +11,14 @@ pub const HEADER_LEN: usize = 40;
 /// Bytes of a fragment header (RFC 8200 §4.5).
 pub const FRAGMENT_HEADER_LEN: usize = 8;
 
-/// The most extension headers walked over; a longer chain is an error. RFC 8200
-/// §4.1 knows seven places for them, and RFC 8504 §5.3 allows a limit of eight.
+/// The largest number of extension headers in a walk; a longer chain is an error. RFC
+/// 8200 §4.1 defines seven places for them, and RFC 8504 §5.3 permits a limit of eight.
 pub const EXTENSIONS_MAX: usize = 8;
 
 /// Why bytes are not an IPv6 datagram.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum Error {
-    /// Fewer bytes than the header, or than the payload length says.
+    /// Fewer bytes than the header, or than the payload length.
     #[error("the datagram is shorter than its IPv6 header says")]
     Truncated,
     /// The version is not six.
@@ -34,9 +34,9 @@ pub struct Packet<'a> {
 }
 
 impl<'a> Packet<'a> {
-    /// Checks version and length of the datagram that starts `bytes`. Bytes
-    /// after its payload length (link padding) are left out. Jumbograms
-    /// (RFC 2675) are not known: theirs reads as an empty payload.
+    /// Checks version and length of the datagram that starts `bytes`. Bytes after its
+    /// payload length (link padding) are left out. Jumbograms (RFC 2675) are not
+    /// supported: one reads as an empty payload.
     #[inline]
     pub fn new(bytes: &'a [u8]) -> Result<Self, Error> {
         let quoted = Self::new_quoted(bytes)?;
@@ -46,8 +46,8 @@ impl<'a> Packet<'a> {
         Ok(quoted)
     }
 
-    /// As [`Packet::new`], but takes a datagram whose end is missing, as ICMPv6
-    /// errors quote them (RFC 4443 §2.4).
+    /// As [`Packet::new`], but accepts a datagram whose end is missing, as quoted in
+    /// ICMPv6 errors (RFC 4443 §2.4).
     #[inline]
     pub fn new_quoted(bytes: &'a [u8]) -> Result<Self, Error> {
         let (header, rest) = bytes
@@ -73,41 +73,41 @@ impl<'a> Packet<'a> {
         u32::from_be_bytes([0, self.header[1] & 0x0f, self.header[2], self.header[3]])
     }
 
-    /// Bytes after the IPv6 header, extension headers included, as it says.
+    /// Bytes after the IPv6 header, extension headers included, from the header.
     pub fn payload_length(&self) -> u16 {
         u16::from_be_bytes([self.header[4], self.header[5]])
     }
 
-    /// What the payload starts with: an extension header or a transport.
+    /// The first header of the payload: an extension header or a transport.
     pub fn next_header(&self) -> Protocol {
         Protocol(self.header[6])
     }
 
-    /// Hops that are left.
+    /// Remaining hops.
     pub fn hop_limit(&self) -> u8 {
         self.header[7]
     }
 
-    /// Who sent it.
+    /// The sender.
     pub fn source(&self) -> Ipv6Addr {
         let mut octets = [0; 16];
         octets.copy_from_slice(&self.header[8..24]);
         octets.into()
     }
 
-    /// Who is to get it.
+    /// The destination.
     pub fn destination(&self) -> Ipv6Addr {
         let mut octets = [0; 16];
         octets.copy_from_slice(&self.header[24..]);
         octets.into()
     }
 
-    /// What follows the IPv6 header, extension headers first.
+    /// The bytes after the IPv6 header, extension headers first.
     pub fn payload(&self) -> &'a [u8] {
         self.payload
     }
 
-    /// Walks over the extension headers.
+    /// Walks the extension headers.
     #[inline]
     pub fn extensions(&self) -> Result<Extensions, ExtensionError> {
         Extensions::walk(self.next_header(), self.payload)
@@ -123,7 +123,7 @@ pub enum ExtensionError {
     /// More than [`EXTENSIONS_MAX`] headers.
     #[error("more extension headers than any honest datagram has")]
     TooMany,
-    /// Hop-by-hop options elsewhere than first (RFC 8200 §4.1).
+    /// Hop-by-hop options that are not first (RFC 8200 §4.1).
     #[error("hop-by-hop options are not the first header")]
     HopByHopNotFirst,
     /// A second fragment header.
@@ -131,7 +131,7 @@ pub enum ExtensionError {
     SecondFragment,
 }
 
-/// A fragment header and where it is.
+/// A fragment header and its position.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Fragment {
     /// Offset of the fragment header from the IPv6 header's first byte.
@@ -139,25 +139,24 @@ pub struct Fragment {
     /// Offset, from the IPv6 header's first byte, of the next-header byte that
     /// announces the fragment header: 6 when the IPv6 header does.
     pub announced_at: usize,
-    /// What the fragment header says comes next, in the original datagram.
+    /// The next header in the original datagram, from the fragment header.
     pub next_header: Protocol,
-    /// Where the fragment's payload belongs in the fragmentable part.
+    /// Position of the fragment's payload in the fragmentable part.
     pub offset: FragmentOffset,
     /// True for every fragment but the last.
     pub more: bool,
-    /// Tells a datagram's fragments from another's.
+    /// Distinguishes a datagram's fragments from another's.
     pub identification: u32,
 }
 
 impl Fragment {
-    /// True for a whole datagram that carries a fragment header nevertheless
-    /// (RFC 6946).
+    /// True for a whole datagram that nevertheless carries a fragment header (RFC 6946).
     pub fn is_atomic(&self) -> bool {
         self.offset == FragmentOffset::ZERO && !self.more
     }
 
-    /// Writes the fragment header (not its place) at the start of `buffer` and
-    /// returns the rest of it.
+    /// Writes the fragment header (not its position) at the start of `buffer`, and
+    /// returns the rest of the buffer.
     pub fn emit<'b>(&self, buffer: &'b mut [u8]) -> Result<&'b mut [u8], EmitError> {
         let available = buffer.len();
         let (header, rest) = buffer
@@ -174,12 +173,12 @@ impl Fragment {
     }
 }
 
-/// What a walk over extension headers found.
+/// The result of a walk of the extension headers.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Extensions {
-    /// The first header that is no walkable extension: the transport, ESP, "no
-    /// next header", or an unknown one. For a fragment other than the first,
-    /// what its fragment header says the original's next header was.
+    /// The first header that cannot be walked: the transport, ESP, "no next header", or
+    /// an unknown one. For a fragment other than the first, the original's next header
+    /// according to the fragment header.
     pub protocol: Protocol,
     /// Offset of that header, or of such a fragment's payload, from the IPv6
     /// header's first byte.
@@ -189,15 +188,16 @@ pub struct Extensions {
 }
 
 impl Extensions {
-    /// Walks from a datagram's first next-header value over its payload
-    /// (what follows the 40-byte header). At most [`EXTENSIONS_MAX`] steps.
+    /// Walks the payload (the bytes after the 40-byte header), starting from the
+    /// datagram's first next-header value. At most [`EXTENSIONS_MAX`] steps.
     #[inline]
     pub fn walk(first: Protocol, payload: &[u8]) -> Result<Self, ExtensionError> {
         let mut protocol = first;
         let mut announced_at = 6;
         let mut at = 0;
         let mut fragment = None;
-        // One turn more than headers allowed: the last only finds the transport.
+        // One turn more than the permitted headers: the last one only finds the
+        // transport.
         for step in 0..=EXTENSIONS_MAX {
             let length = match protocol {
                 Protocol::HOP_BY_HOP if step > 0 => return Err(ExtensionError::HopByHopNotFirst),
@@ -232,7 +232,7 @@ impl Extensions {
                 let found = parse_fragment(header, at, announced_at)?;
                 fragment = Some(found);
                 if found.offset != FragmentOffset::ZERO {
-                    // What follows is the middle of something.
+                    // The rest is the middle of the original payload.
                     return Ok(Self {
                         protocol: found.next_header,
                         transport: HEADER_LEN + at + FRAGMENT_HEADER_LEN,
@@ -274,13 +274,13 @@ pub struct Header {
     pub traffic_class: u8,
     /// The flow label; its low 20 bits are sent.
     pub flow_label: u32,
-    /// What the payload starts with.
+    /// The first header of the payload.
     pub next_header: Protocol,
-    /// Hops allowed.
+    /// The hop limit.
     pub hop_limit: u8,
-    /// Who sends it.
+    /// The sender.
     pub source: Ipv6Addr,
-    /// Who is to get it.
+    /// The destination.
     pub destination: Ipv6Addr,
 }
 

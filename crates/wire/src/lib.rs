@@ -1,16 +1,15 @@
-//! Formats only: the bytes of Ethernet, IPv4, IPv6, UDP, TCP, ACP, ICMP, ICMPv6 and ATM, parsed
-//! and emitted; of RESP, which is read to steer frames by; and of what Linux puts before a frame
-//! of a tun or tap.
+//! Formats only: the bytes of Ethernet, IPv4, IPv6, UDP, TCP, ACP, ICMP, ICMPv6 and ATM,
+//! parsed and emitted. Also RESP, which is read to steer frames by it, and Linux's header
+//! before a frame of a tun or tap.
 //!
-//! What may not live here: state, sockets, clocks, allocation on the way of a
-//! packet, and any decision about what to do with a packet (that is
-//! `tidewall-protocol`).
+//! Does not live here: state, sockets, clocks, allocation on the path of a packet, and
+//! any decision about a packet (that is `tidewall-protocol`).
 //!
-//! Each protocol is two types. A *view* (`Packet`, `Frame`) lends a field at a
-//! time from bytes whose lengths its constructor has checked; the constructor's
-//! error names the cause. A *value* (`Header`, `Message`) holds only what is
-//! meant, cannot hold what the format cannot say, and so can always be emitted
-//! into a buffer that is long enough.
+//! Each protocol has two types. A *view* (`Packet`, `Frame`) returns one field at a time
+//! from bytes whose lengths its constructor has checked; the constructor's error names
+//! the cause. A *value* (`Header`, `Message`) holds only the meaning and cannot hold
+//! anything that the format cannot express. So it can always be emitted into a buffer
+//! that is long enough.
 //!
 //! ```text
 //! ethernet::Frame ─► ipv4::Packet ───────────────────► udp::Packet, tcp::Packet ─► acp::Frames
@@ -22,7 +21,7 @@
 //! RFC 9293, 7323 and 2018 (TCP),
 //! RFC 792 and 4443 (ICMP), RFC 1071 and 1624 (checksum).
 #![deny(unsafe_code)]
-// Frames and peers reach this code: a panic here would be theirs to cause.
+// Frames and peers reach this code: they could cause any panic in it.
 #![cfg_attr(
     not(test),
     deny(
@@ -51,8 +50,8 @@ pub mod virtio_net;
 
 use core::fmt;
 
-/// Why a value could not be emitted. Nothing is promised about the buffer's
-/// contents after an error.
+/// Why a value could not be emitted. The buffer's contents are unspecified after an
+/// error.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum EmitError {
     /// The buffer has fewer bytes than the format needs.
@@ -63,12 +62,12 @@ pub enum EmitError {
         /// Bytes that the buffer has.
         available: usize,
     },
-    /// The payload is longer than the format's length field can say.
+    /// The payload is longer than the format's length field can express.
     #[error("a payload of {length} bytes is over the format's limit of {limit}")]
     PayloadTooLong {
-        /// The most bytes of payload that can be said.
+        /// The largest payload that can be expressed, in bytes.
         limit: usize,
-        /// Bytes of payload asked for.
+        /// Bytes of the given payload.
         length: usize,
     },
 }

@@ -1,21 +1,21 @@
-//! Bytes that lie in one slice or in several: a packet that is longer than a frame of memory.
+//! Bytes in one slice or in several: a packet may be longer than a frame of memory.
 
 use core::fmt;
 use core::ops::Range;
 
 use crate::checksum::Sum;
 
-/// The pieces of a packet behind its first.
+/// The pieces of a packet after its first.
 pub trait Behind {
-    /// The piece of this number, from 0; `None` behind the last.
+    /// The piece of this number, from 0; `None` after the last one.
     fn piece(&self, number: usize) -> Option<&[u8]>;
 }
 
-/// Bytes in one slice, or in several one behind the other. A copy refers to the same bytes.
+/// Bytes in one slice, or in several consecutive ones. A copy refers to the same bytes.
 #[derive(Clone, Copy)]
 pub struct Pieces<'a> {
     first: &'a [u8],
-    /// The pieces that follow, and the number of the next; none where `first` is all.
+    /// The pieces that follow, and the number of the next one; `None` if `first` is all.
     behind: Option<(&'a dyn Behind, usize)>,
     length: usize,
 }
@@ -28,7 +28,8 @@ impl<'a> Pieces<'a> {
         length: 0,
     };
 
-    /// The first piece and those behind it, all `length` bytes. `None` where they are fewer.
+    /// The first piece and those after it, `length` bytes in total. `None` if they are
+    /// fewer.
     #[must_use]
     pub fn new(first: &'a [u8], behind: &'a dyn Behind, length: usize) -> Option<Self> {
         if let Some(first) = first.get(..length) {
@@ -57,7 +58,7 @@ impl<'a> Pieces<'a> {
         self.length == 0
     }
 
-    /// The bytes, where they lie in one slice.
+    /// The bytes, if they lie in one slice.
     #[inline]
     #[must_use]
     pub fn as_slice(self) -> Option<&'a [u8]> {
@@ -74,7 +75,7 @@ impl<'a> Pieces<'a> {
         self.first
     }
 
-    /// A part of the bytes; `None` where it is not all there.
+    /// A part of the bytes; `None` if it is not all present.
     #[inline]
     #[must_use]
     pub fn get(self, range: Range<usize>) -> Option<Self> {
@@ -111,7 +112,7 @@ impl<'a> Pieces<'a> {
         })
     }
 
-    /// The first bytes, wherever they lie; `None` where there are fewer.
+    /// The first bytes, wherever they lie; `None` if there are fewer.
     #[inline]
     #[must_use]
     pub fn first_chunk<const N: usize>(self) -> Option<[u8; N]> {
@@ -148,7 +149,7 @@ impl<'a> Pieces<'a> {
         })
     }
 
-    /// Puts the bytes behind those of `buffer`.
+    /// Appends the bytes to `buffer`.
     pub fn append_to(self, buffer: &mut Vec<u8>) {
         self.iter()
             .for_each(|piece| buffer.extend_from_slice(piece));

@@ -1,43 +1,43 @@
-//! RESP, the Redis serialization protocol, version 2: where a value ends, the arguments
+//! RESP, the Redis serialization protocol, version 2: the end of a value, the arguments
 //! of a command, and its key.
 //!
-//! [`Scanner`] finds the end of a value in pieces of it, in constant memory whatever
-//! lengths are claimed; [`arguments`] reads a command that is there.
+//! [`Scanner`] finds the end of a value that arrives in pieces, in constant memory
+//! whatever lengths are claimed. [`arguments`] reads a whole command.
 
 /// The most bytes of one bulk string (Redis's `proto-max-bulk-len`).
 pub const BULK_MAX: u64 = 512 << 20;
-/// How deep arrays may lie in arrays.
+/// The deepest nesting of arrays.
 pub const DEPTH_MAX: usize = 16;
 /// The most digits of a length.
 const DIGITS_MAX: u8 = 10;
 /// The most elements of an array.
 const ELEMENTS_MAX: u64 = u32::MAX as u64;
-/// The most arguments of a command (Redis's own limit).
+/// The most arguments of a command (Redis's limit).
 const ARGUMENTS_MAX: usize = 1 << 20;
 
-/// Why bytes are no value.
+/// Why bytes are not a value.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum Error {
-    /// The first byte of a value says no type of version 2.
+    /// The first byte of a value is not a type of version 2.
     #[error("a value cannot begin with 0x{0:02x}")]
     Type(u8),
-    /// A length that is no number, or negative other than -1.
+    /// A length that is not a number, or negative other than -1.
     #[error("a length is no number")]
     Length,
-    /// A bulk string or an array longer than the limits.
+    /// A bulk string or an array that exceeds the limits.
     #[error("a length is over the limit")]
     TooLong,
-    /// No CR LF where a line or a bulk string ends.
+    /// A line or a bulk string does not end with CR LF.
     #[error("no line end where one belongs")]
     LineEnd,
-    /// Arrays in arrays, deeper than [`DEPTH_MAX`].
+    /// Arrays nested deeper than [`DEPTH_MAX`].
     #[error("arrays lie in arrays more than {DEPTH_MAX} deep")]
     Depth,
 }
 
 #[derive(Clone, Copy, Debug)]
 enum State {
-    /// Before a value's first byte.
+    /// Before the first byte of a value.
     Type,
     /// In a simple string, an error or an integer.
     Line,
@@ -48,23 +48,23 @@ enum State {
         digits: u8,
         value: u64,
     },
-    /// Before the LF of that length.
+    /// Before the LF after that length.
     LengthEnd {
         bulk: bool,
         length: Option<u64>,
     },
-    /// In a bulk string of which so many bytes are left.
+    /// In a bulk string, with this many bytes remaining.
     Bulk(u64),
-    /// Before the CR and before the LF behind it.
+    /// Before the CR and before the LF after it.
     BulkCr,
     Lf,
 }
 
-/// Finds the end of a value, wherever the bytes are cut.
+/// Finds the end of a value, however the bytes are cut.
 #[derive(Clone, Debug)]
 pub struct Scanner {
     state: State,
-    /// Elements that are missing of each array that is open.
+    /// Missing elements of each open array.
     open: [u64; DEPTH_MAX],
     depth: usize,
 }
@@ -86,11 +86,11 @@ impl Scanner {
         }
     }
 
-    /// Takes the next bytes: how many of them belong to the value, and whether it ends
-    /// there. The next call then begins the next value.
+    /// Takes the next bytes. Returns how many of them belong to the value, and whether it
+    /// ends there. The next call then begins the next value.
     ///
     /// # Errors
-    /// [`Error`]; nothing can be read behind it.
+    /// [`Error`]; nothing can be read after it.
     pub fn scan(&mut self, bytes: &[u8]) -> Result<(usize, bool), Error> {
         let mut at = 0;
         while let Some(rest) = bytes.get(at..).filter(|rest| !rest.is_empty()) {
@@ -103,7 +103,7 @@ impl Scanner {
         Ok((at, false))
     }
 
-    /// One step: bytes taken, and whether an element ends there.
+    /// One step: returns the bytes taken, and whether an element ends there.
     fn step(&mut self, bytes: &[u8]) -> Result<(usize, bool), Error> {
         let Some(&byte) = bytes.first() else {
             return Ok((0, false));
@@ -176,7 +176,7 @@ impl Scanner {
                         *open = length;
                         self.depth += 1;
                     }
-                    // Null, or an array of nothing.
+                    // Null, or an empty array.
                     _ => return Ok((1, true)),
                 }
                 Ok((1, false))
@@ -203,7 +203,7 @@ impl Scanner {
         }
     }
 
-    /// Counts an element in the arrays that are open; true when nothing is open then.
+    /// Counts an element in the open arrays; returns true when none is open afterwards.
     fn element_ended(&mut self) -> bool {
         while let Some(above) = self.depth.checked_sub(1) {
             let Some(open) = self.open.get_mut(above) else {
@@ -219,8 +219,8 @@ impl Scanner {
     }
 }
 
-/// The arguments of a command (an array of bulk strings), its name first: an iterator
-/// that ends early where the command does. `None` if it is none, or has no name.
+/// The arguments of a command (an array of bulk strings), its name first. The iterator
+/// ends early if the command does. `None` if it is not a command, or has no name.
 #[must_use]
 pub fn arguments(command: &[u8]) -> Option<Arguments<'_>> {
     let (left, rest) = line(command.strip_prefix(b"*")?)?;
@@ -237,7 +237,7 @@ pub struct Arguments<'a> {
 }
 
 impl Arguments<'_> {
-    /// How many are still to come, as the command says.
+    /// The number of remaining arguments, according to the command.
     #[must_use]
     pub const fn left(&self) -> usize {
         self.left
@@ -257,13 +257,13 @@ impl<'a> Iterator for Arguments<'a> {
     }
 }
 
-/// The key by which a command is steered: empty if it has none; `None` if it is no
-/// command, or ends before its key does. What follows the key is not looked at.
+/// The key by which a command is steered: empty if it has none. `None` if it is not a
+/// command, or ends before its key does. Bytes after the key are ignored.
 #[must_use]
 pub fn key(command: &[u8]) -> Option<&[u8]> {
     let mut arguments = arguments(command)?;
     let name = arguments.next()?;
-    // Of these the key is not the first argument.
+    // For these commands the key is not the first argument.
     let before = if among(
         name,
         &[
@@ -287,7 +287,7 @@ pub fn key(command: &[u8]) -> Option<&[u8]> {
     arguments.nth(before)
 }
 
-/// Whether a command's name is one of these, in upper or lower case.
+/// Whether a command's name is in the list, in upper or lower case.
 #[must_use]
 pub fn among(name: &[u8], names: &[&str]) -> bool {
     names
@@ -295,7 +295,7 @@ pub fn among(name: &[u8], names: &[&str]) -> bool {
         .any(|other| name.eq_ignore_ascii_case(other.as_bytes()))
 }
 
-/// A number and the end of its line, and what follows.
+/// A number with the end of its line, and the bytes after it.
 fn line(bytes: &[u8]) -> Option<(usize, &[u8])> {
     let digits = bytes
         .iter()
@@ -310,7 +310,7 @@ fn line(bytes: &[u8]) -> Option<(usize, &[u8])> {
 mod tests {
     use super::*;
 
-    /// Where values end, fed in pieces of this length.
+    /// The ends of values when fed in pieces of this length.
     fn ends(bytes: &[u8], piece: usize) -> (Vec<usize>, Option<Error>) {
         let (mut scanner, mut at, mut ends) = (Scanner::new(), 0, Vec::new());
         while at < bytes.len() {
@@ -368,7 +368,7 @@ mod tests {
         ] {
             assert_eq!(ends(bytes, 1), (vec![], Some(error)), "{bytes:?}");
         }
-        // A great array of which nothing comes takes no memory.
+        // A huge array without elements takes no memory.
         assert_eq!(ends(b"*4294967295\r\n:1\r\n", 5), (vec![], None));
     }
 

@@ -1,7 +1,10 @@
-//! TCP segments (RFC 9293 §3.1) and the options in use: maximum segment size
-//! (RFC 9293 §3.7.1), window scale and timestamps (RFC 7323), selective
-//! acknowledgement (RFC 2018), Fast Open (RFC 7413), and that a connection is to carry
-//! frames ([`crate::acp`]).
+//! TCP segments (RFC 9293 §3.1) and the options in use:
+//!
+//! - maximum segment size (RFC 9293 §3.7.1);
+//! - window scale and timestamps (RFC 7323);
+//! - selective acknowledgement (RFC 2018);
+//! - Fast Open (RFC 7413);
+//! - the option by which a connection carries frames ([`crate::acp`]).
 
 mod options;
 
@@ -22,7 +25,7 @@ pub const HEADER_LEN: usize = 20;
 /// The most bytes of a header, options included.
 pub const HEADER_MAX: usize = 60;
 
-/// Where in the header the checksum is.
+/// Offset of the checksum in the header.
 pub const CHECKSUM_OFFSET: u16 = 16;
 
 /// Why bytes are not a TCP segment.
@@ -157,33 +160,33 @@ impl<'a> Packet<'a> {
         }
     }
 
-    /// Bytes of header with options: where the payload begins.
+    /// Bytes of the header with options: the offset of the payload.
     pub fn header_len(&self) -> usize {
         self.data_offset
     }
 
-    /// What the segment carries.
+    /// The payload.
     pub fn payload(&self) -> &'a [u8] {
         self.bytes.get(self.data_offset..).unwrap_or_default()
     }
 
-    /// The sum of the payload, out of the checksum and the header: what RFC 1624 (eqn.
-    /// 3) leaves of the old checksum when every word of the header is taken out. It is
-    /// the payload's only if the checksum is [`ChecksumState::Valid`]; `None` where it
-    /// is [`ChecksumState::LeftToOffload`].
+    /// The sum of the payload, computed from the checksum and the header. RFC 1624 (eqn.
+    /// 3) takes every word of the header out of the old checksum. The result is the
+    /// payload's sum only if the checksum is [`ChecksumState::Valid`]. `None` if it is
+    /// [`ChecksumState::LeftToOffload`].
     #[must_use]
     pub fn payload_sum(&self, addresses: Addresses) -> Option<Sum> {
         self.payload_sum_of(addresses, self.bytes.len())
     }
 
-    /// As [`Packet::payload_sum`], where the segment has so many bytes, and only its first ones
-    /// are here.
+    /// As [`Packet::payload_sum`], for a segment of `length` bytes of which only the
+    /// first are present.
     #[must_use]
     pub fn payload_sum_of(&self, addresses: Addresses, length: usize) -> Option<Sum> {
         let header = self.bytes.get(..self.data_offset).unwrap_or_default();
         let pseudo_header = addresses.pseudo_header(Protocol::TCP, length);
         let field = u16::from_be_bytes([self.header[16], self.header[17]]);
-        // With the checksum the sum of all is zero.
+        // With the checksum, the sum of everything is zero.
         let sum = Sum::ZERO.word(pseudo_header.bytes(header).checksum());
         (field != pseudo_header.folded()).then_some(sum)
     }
@@ -196,17 +199,18 @@ impl<'a> Packet<'a> {
         checksum_state(addresses, Protocol::TCP, self.bytes, field)
     }
 
-    /// Whether the checksum is right, or left to a device where it `may_be_left`, which is
-    /// asked first: [`ChecksumState::Valid`] or [`ChecksumState::LeftToOffload`] of
-    /// [`Packet::checksum_state`], without summing the payload in the second case.
+    /// Whether the checksum is right, or left to a device if it `may_be_left`, which is
+    /// tested first. The result equals [`ChecksumState::Valid`] or
+    /// [`ChecksumState::LeftToOffload`] of [`Packet::checksum_state`], but the second
+    /// case does not sum the payload.
     #[must_use]
     pub fn has_acceptable_checksum(&self, addresses: Addresses, may_be_left: bool) -> bool {
         let field = u16::from_be_bytes([self.header[16], self.header[17]]);
         is_acceptable(addresses, Protocol::TCP, self.bytes, field, may_be_left)
     }
 
-    /// As [`Packet::has_acceptable_checksum`], where only the segment's first bytes are here:
-    /// `whole` has all.
+    /// As [`Packet::has_acceptable_checksum`], if only the segment's first bytes are
+    /// present: `whole` has all.
     #[must_use]
     pub fn has_acceptable_checksum_of(
         &self,
@@ -226,13 +230,13 @@ pub struct Header {
     pub source_port: u16,
     /// The receiver's port.
     pub destination_port: u16,
-    /// Of the first byte of payload, or of SYN.
+    /// Sequence number of the first byte of payload, or of SYN.
     pub sequence: u32,
     /// The next sequence number expected, with ACK.
     pub acknowledgment: u32,
     /// Control bits.
     pub flags: Flags,
-    /// Window as sent, unscaled.
+    /// The window as sent, unscaled.
     pub window: u16,
     /// Urgent pointer, with URG.
     pub urgent: u16,
@@ -246,8 +250,8 @@ impl Header {
         HEADER_LEN + self.options.len()
     }
 
-    /// Writes header and payload at the start of `buffer` and returns how many
-    /// bytes that were. [`Checksum::None`] is taken for [`Checksum::Software`].
+    /// Writes header and payload at the start of `buffer`, and returns the number of
+    /// bytes. [`Checksum::None`] counts as [`Checksum::Software`].
     pub fn emit(
         &self,
         addresses: Addresses,
@@ -285,9 +289,8 @@ impl Header {
         Ok(length)
     }
 
-    /// Writes the header at the start of `buffer`, to stand before a payload that has
-    /// stayed where it was received: nothing of it is read. Returns the bytes of the
-    /// header.
+    /// Writes the header at the start of `buffer`, to precede a payload that stays where
+    /// it was received. The payload is not read. Returns the length of the header.
     ///
     /// # Errors
     /// As [`Header::emit`].
@@ -309,9 +312,9 @@ impl Header {
         Ok(header_len)
     }
 
-    /// Writes the header of a segment with `payload_len` bytes of payload at the start
-    /// of `buffer`, but for the checksum, whose field is zero. Returns the part of it
-    /// that the header takes and the `present` bytes behind it.
+    /// Writes the header of a segment with `payload_len` bytes of payload at the start of
+    /// `buffer`, with a checksum field of zero. Returns the part of the buffer that holds
+    /// the header and the `present` bytes after it.
     #[inline]
     fn begin<'b>(
         &self,
@@ -336,7 +339,7 @@ impl Header {
         Ok(taken)
     }
 
-    /// Everything but the checksum, whose field is zero.
+    /// Writes everything but the checksum, whose field is zero.
     #[inline]
     fn write(&self, segment: &mut [u8], options: &[u8], options_len: usize) -> Option<()> {
         let (header, rest) = segment.split_first_chunk_mut::<HEADER_LEN>()?;
@@ -365,13 +368,12 @@ fn put_checksum(segment: &mut [u8], field: u16) {
     }
 }
 
-/// What a new header is to make of the checksum when the payload stays as it is.
+/// How a new header computes the checksum of an unchanged payload.
 #[derive(Clone, Copy, Debug)]
 pub enum PayloadChecksum {
-    /// The sum of the payload ([`Packet::payload_sum`]): the checksum is computed from
-    /// that and the new header.
+    /// From the sum of the payload ([`Packet::payload_sum`]) and the new header.
     Sum(Sum),
-    /// The sum of the pseudo-header, for the device to finish.
+    /// As the sum of the pseudo-header, for the device to finish.
     Offload,
 }
 

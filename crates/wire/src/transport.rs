@@ -1,5 +1,5 @@
-//! What UDP and TCP have in common: their checksum, which covers a
-//! pseudo-header of addresses (RFC 768, RFC 9293 §3.1, RFC 8200 §8.1).
+//! The common part of UDP and TCP: their checksum, which covers a pseudo-header of
+//! addresses (RFC 768, RFC 9293 §3.1, RFC 8200 §8.1).
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
@@ -7,30 +7,29 @@ use crate::Protocol;
 use crate::checksum::{self, Sum};
 use crate::pieces::Pieces;
 
-/// What the checksum field of a received datagram says.
+/// The state of the checksum field in a received datagram.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum ChecksumState {
     /// It is correct.
     Valid,
-    /// It is zero: the sender computed none. Fit for use over IPv4 (RFC 768);
-    /// over IPv6 only for tunnels that were set to expect it (RFC 6935).
+    /// It is zero: the sender computed none. Acceptable over IPv4 (RFC 768); over IPv6
+    /// only for tunnels configured to expect it (RFC 6935).
     Absent,
-    /// It is the sum of the pseudo-header alone: a sender on the same host has
-    /// left it to its device, and no device was in between (Linux
-    /// `CHECKSUM_PARTIAL`).
+    /// It is only the sum of the pseudo-header. A sender on the same host has left it to
+    /// its device, and no device was in between (Linux `CHECKSUM_PARTIAL`).
     LeftToOffload,
     /// It is wrong.
     Invalid,
 }
 
-/// What to write into the checksum field.
+/// The value to write into the checksum field.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Checksum {
     /// The whole checksum, computed here.
     Software,
     /// The sum of the pseudo-header, for the device to finish.
     Offload,
-    /// Zero: none. For IPv6 only in tunnels (RFC 6935).
+    /// Zero: no checksum. For IPv6 only in tunnels (RFC 6935).
     None,
 }
 
@@ -44,7 +43,7 @@ pub enum Addresses {
 }
 
 impl Addresses {
-    /// Both addresses, or nothing when their families differ.
+    /// Combines both addresses; `None` if their families differ.
     #[must_use]
     pub fn new(source: IpAddr, destination: IpAddr) -> Option<Self> {
         match (source, destination) {
@@ -54,8 +53,8 @@ impl Addresses {
         }
     }
 
-    /// The sum of the pseudo-header; `length` is that of the transport header
-    /// and its payload, in bytes, at most 65,535.
+    /// The sum of the pseudo-header. `length` is that of the transport header and its
+    /// payload, in bytes, at most 65,535.
     #[inline]
     #[must_use]
     pub fn pseudo_header(self, protocol: Protocol, length: usize) -> Sum {
@@ -70,7 +69,7 @@ impl Addresses {
     }
 }
 
-/// What the checksum field says of a datagram of `bytes`, header included.
+/// The state of the checksum field of a datagram of `bytes`, header included.
 #[inline]
 pub(crate) fn checksum_state(
     addresses: Addresses,
@@ -88,8 +87,9 @@ pub(crate) fn checksum_state(
     }
 }
 
-/// Whether a datagram with this checksum field is to be accepted. `may_be_left`: its sender
-/// may have left the checksum to a virtual device. The payload is then not summed if it did.
+/// Whether a datagram with this checksum field is accepted. With `may_be_left`, its
+/// sender may have left the checksum to a virtual device. If it did, the payload is not
+/// summed.
 #[inline]
 pub(crate) fn is_acceptable(
     addresses: Addresses,
@@ -102,7 +102,7 @@ pub(crate) fn is_acceptable(
     may_be_left && pseudo_header.folded() == field || pseudo_header.bytes(bytes).is_valid()
 }
 
-/// As [`is_acceptable`], of a datagram in several pieces.
+/// As [`is_acceptable`], for a datagram in several pieces.
 pub(crate) fn is_acceptable_in_pieces(
     addresses: Addresses,
     protocol: Protocol,

@@ -7,7 +7,7 @@ use crate::{EmitError, Protocol};
 /// Bytes of a UDP header.
 pub const HEADER_LEN: usize = 8;
 
-/// The most bytes of payload that UDP's length field can say.
+/// The largest payload that UDP's length field can express, in bytes.
 pub const PAYLOAD_MAX: usize = u16::MAX as usize - HEADER_LEN;
 
 /// Why bytes are not a UDP datagram.
@@ -16,12 +16,12 @@ pub enum Error {
     /// Fewer than eight bytes.
     #[error("the datagram is shorter than a UDP header")]
     Truncated,
-    /// The length field is below eight or says more bytes than there are.
+    /// The length field is below eight or exceeds the bytes present.
     #[error("the UDP length contradicts the datagram's")]
     Length,
 }
 
-/// A checked view of a UDP datagram: exactly as many bytes as its length says.
+/// A checked view of a UDP datagram: exactly as many bytes as its length field states.
 #[derive(Clone, Copy, Debug)]
 pub struct Packet<'a> {
     bytes: &'a [u8],
@@ -29,11 +29,10 @@ pub struct Packet<'a> {
 }
 
 impl<'a> Packet<'a> {
-    /// Checks the lengths. Bytes after the datagram's end are left out: Linux
-    /// takes a UDP length shorter than the IP payload, and so does this.
+    /// Checks the lengths. Bytes after the datagram's end are left out: like Linux, this
+    /// accepts a UDP length shorter than the IP payload.
     ///
-    /// A length of zero is refused; RFC 2675 gives it a meaning in jumbograms
-    /// only.
+    /// A length of zero is refused; RFC 2675 defines it only in jumbograms.
     pub fn new(bytes: &'a [u8]) -> Result<Self, Error> {
         let header = bytes.first_chunk::<HEADER_LEN>().ok_or(Error::Truncated)?;
         let length = usize::from(u16::from_be_bytes([header[4], header[5]]));
@@ -82,13 +81,13 @@ impl<'a> Packet<'a> {
         is_acceptable(addresses, Protocol::UDP, self.bytes, field, may_be_left)
     }
 
-    /// What the datagram carries.
+    /// The payload.
     pub fn payload(&self) -> &'a [u8] {
         self.bytes.get(HEADER_LEN..).unwrap_or_default()
     }
 }
 
-/// A UDP header, without the fields that follow from the payload.
+/// A UDP header, without the fields that depend on the payload.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Header {
     /// The sender's port.
@@ -107,8 +106,8 @@ impl Header {
         }
     }
 
-    /// Writes header and payload at the start of `buffer` and returns how many
-    /// bytes that were.
+    /// Writes header and payload at the start of `buffer`, and returns the number of
+    /// bytes.
     pub fn emit(
         &self,
         addresses: Addresses,
@@ -117,7 +116,7 @@ impl Header {
         buffer: &mut [u8],
     ) -> Result<usize, EmitError> {
         let available = buffer.len();
-        // A payload too long for UDP is found by `emit_around`.
+        // `emit_around` detects a payload that is too long for UDP.
         if let Some(body) = buffer
             .get_mut(HEADER_LEN..)
             .and_then(|rest| rest.get_mut(..payload.len()))
@@ -163,7 +162,7 @@ impl Header {
         let pseudo_header = || addresses.pseudo_header(Protocol::UDP, length);
         let field = match checksum {
             Checksum::Software => match pseudo_header().bytes(header).bytes(payload).checksum() {
-                // A computed zero is sent as all ones, since zero says "none" (RFC 768).
+                // A computed zero is sent as all ones, since zero means "none" (RFC 768).
                 0 => 0xffff,
                 other => other,
             },

@@ -1,6 +1,6 @@
 //! The header before each frame of a tun or tap interface: `struct virtio_net_hdr` (OASIS
-//! Virtio 1.2 §5.1.6, its legacy form of ten bytes in the host's byte order, as TUN has it
-//! unless it is set otherwise).
+//! Virtio 1.2 §5.1.6). It has the legacy form of ten bytes in the host's byte order,
+//! which is TUN's default.
 
 /// Bytes of the header.
 pub const HEADER_LEN: usize = 10;
@@ -8,30 +8,30 @@ pub const HEADER_LEN: usize = 10;
 /// VIRTIO_NET_HDR_F_NEEDS_CSUM.
 const NEEDS_CHECKSUM: u8 = 1;
 
-/// What the header says of the frame behind it.
+/// The header's description of the frame after it.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Header {
-    /// Its checksum is not finished.
+    /// The frame's checksum is not finished.
     pub checksum: Option<Unfinished>,
-    /// It stands for several segments.
+    /// The frame stands for several segments.
     pub segments: Option<Segments>,
 }
 
-/// A checksum whose field holds the sum of the pseudo-header only.
+/// A checksum whose field holds only the sum of the pseudo-header.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Unfinished {
-    /// Where what is summed begins, from the frame's first byte.
+    /// Start of the summed bytes, from the frame's first byte.
     pub start: u16,
-    /// Where the checksum is stored, from `start`.
+    /// Offset of the checksum from `start`.
     pub offset: u16,
 }
 
 /// A segment that is longer than a packet.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Segments {
-    /// Of what.
+    /// The kind of segment.
     pub kind: Kind,
-    /// Bytes of all headers; a hint.
+    /// Bytes of all headers; only a hint.
     pub headers: u16,
     /// Bytes of payload in each segment but the last.
     pub payload: u16,
@@ -49,7 +49,7 @@ impl Kind {
 }
 
 impl Header {
-    /// Every header says something.
+    /// Parses a header; every value is valid.
     #[must_use]
     pub fn parse(bytes: &[u8; HEADER_LEN]) -> Self {
         let [flags, kind, a, b, c, d, e, f, g, h] = *bytes;
@@ -68,7 +68,7 @@ impl Header {
         }
     }
 
-    /// The header as it stands before its frame.
+    /// The bytes of the header before its frame.
     #[must_use]
     pub fn bytes(&self) -> [u8; HEADER_LEN] {
         let mut bytes = [0; HEADER_LEN];

@@ -1,8 +1,8 @@
-//! Fuzz targets of every parser (`tidewall_fuzz` says how they are tried;
-//! `BOLERO_RANDOM_TEST_TIME_MS` for how long).
+//! Fuzz targets of every parser. `tidewall_fuzz` describes how they are run;
+//! `BOLERO_RANDOM_TEST_TIME_MS` sets for how long.
 //!
-//! Every target asks that nothing panics and that what was understood can be
-//! emitted and is understood the same way again.
+//! Every target checks that nothing panics, and that a parsed value can be emitted and
+//! parses the same way again.
 
 use std::net::{Ipv4Addr, Ipv6Addr};
 use std::time::Duration;
@@ -17,7 +17,7 @@ use tidewall_wire::resp;
 use tidewall_wire::udp::{self, Addresses, Checksum};
 use tidewall_wire::{Protocol, checksum};
 
-/// Time for random inputs to one target in an ordinary test run.
+/// Time for random inputs to each target in an ordinary test run.
 const TIME: Duration = Duration::from_millis(400);
 
 const V4: [Ipv4Addr; 2] = [Ipv4Addr::new(192, 0, 2, 1), Ipv4Addr::new(192, 0, 2, 2)];
@@ -198,10 +198,9 @@ fn icmp_message(bytes: &[u8]) {
     }
 }
 
-/// The frames of a segment lie one behind the other, and built again are the same
-/// but for what null frames have in them.
-/// A value ends at the same place wherever its bytes are cut, and a command that has a key
-/// and has ended has as many arguments as it says.
+/// The frames of a segment are consecutive, and rebuilt frames are the same except for
+/// the content of null frames. A value ends at the same place however its bytes are cut.
+/// A complete command with a key has the stated number of arguments.
 fn resp_values(bytes: &[u8]) {
     let ends = |piece: usize| {
         let (mut scanner, mut at, mut ends) = (resp::Scanner::new(), 0, Vec::new());

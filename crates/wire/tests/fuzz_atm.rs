@@ -1,4 +1,4 @@
-//! Fuzz targets of what ATM adds, as those of `fuzz.rs`.
+//! Fuzz targets of the ATM formats, like those of `fuzz.rs`.
 
 use core::net::Ipv4Addr;
 use std::time::Duration;
@@ -13,7 +13,7 @@ use tidewall_wire::atm::sscop::{self, Sequence};
 use tidewall_wire::atm::{Cell, CellHeader, Circuit, Nsap, PayloadType, llc};
 use tidewall_wire::ethernet::EtherType;
 
-/// Time for random inputs to one target in an ordinary test run.
+/// Time for random inputs to each target in an ordinary test run.
 const TIME: Duration = Duration::from_millis(400);
 
 #[test]

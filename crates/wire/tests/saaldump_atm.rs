@@ -1,6 +1,7 @@
-//! What signalling sends, judged by saaldump of Debian's atm-tools: the decoder of Linux's
-//! ATM for its own signalling, which no code here has a part in. It wants a kernel with ATM
-//! for its socket alone, and gets another socket instead (`saaldump_atm.c`).
+//! Signalling messages, judged by saaldump of Debian's atm-tools. It is the decoder that
+//! the ATM part of Linux uses for its signalling, which shares no code with this project.
+//! It needs a kernel with ATM only for its socket, and gets another socket instead
+//! (`saaldump_atm.c`).
 
 use std::os::fd::OwnedFd;
 use std::os::unix::net::UnixDatagram;
@@ -31,7 +32,7 @@ fn message(kind: MessageType, elements: &Elements) -> Vec<u8> {
     bytes
 }
 
-/// What saaldump says of PDUs, each of them from its name on.
+/// saaldump's output for PDUs, each from its name on.
 fn judged(test: &str, pdus: &[Vec<u8>]) -> Option<Vec<String>> {
     if !tidewall_skip::has_programs(test, &["saaldump", "clang"]) {
         return None;
@@ -58,7 +59,7 @@ fn judged(test: &str, pdus: &[Vec<u8>]) -> Option<Vec<String>> {
     let text = String::from_utf8(output.stdout).unwrap();
     let complaints = String::from_utf8(output.stderr).unwrap();
     assert_eq!(complaints, "read: Success\n", "{text}");
-    // Behind the time, which stands before each.
+    // After the time that precedes each PDU.
     let mut parts = text.split("0:00:00    ").map(str::to_owned);
     parts.next();
     Some(parts.collect())

@@ -1,4 +1,4 @@
-//! What signalling sends, judged by tshark.
+//! Signalling messages, judged by tshark.
 
 mod judge;
 

@@ -2,20 +2,20 @@
 
 use std::fmt;
 
-/// What a file of counts says.
+/// The contents of a file of counts.
 #[derive(Debug, Default, PartialEq, Eq)]
 pub struct Kept {
-    /// What `rustc --version` said; empty if there is no file.
+    /// The output of `rustc --version`; empty if there is no file.
     pub compiler: String,
     /// Names and counts, in the file's order.
     pub counts: Vec<(String, u64)>,
 }
 
 impl Kept {
-    /// What the text of a file says.
+    /// Parses the text of a file.
     ///
     /// # Errors
-    /// In words, for a line that is not a name and a count above 0.
+    /// A description, for a line that is not a name and a count above 0.
     pub fn parse(text: &str) -> Result<Self, String> {
         let mut lines = text.lines();
         let compiler = lines.next().unwrap_or_default().to_owned();
@@ -31,14 +31,14 @@ impl Kept {
         Ok(Self { compiler, counts })
     }
 
-    /// The count of this name.
+    /// Returns the count of this name.
     pub fn count(&self, name: &str) -> Option<u64> {
         let found = self.counts.iter().find(|(own, _)| own == name);
         found.map(|&(_, count)| count)
     }
 
-    /// What is wrong with these counts beside what is kept, each in a sentence:
-    /// so many hundredths more are not.
+    /// Returns the complaints about these counts compared with the kept ones, each in a
+    /// sentence; up to `tolerance` hundredths more are accepted.
     pub fn complaints(&self, kept: &Kept, tolerance: u64) -> Vec<String> {
         let mut complaints = Vec::new();
         for (name, count) in &self.counts {
@@ -61,7 +61,7 @@ impl Kept {
     }
 }
 
-/// Whether a count is above what is kept by more than so many hundredths.
+/// Returns whether a count exceeds the kept one by more than `tolerance` hundredths.
 fn is_above(count: u64, before: u64, tolerance: u64) -> bool {
     u128::from(count) * 100 > u128::from(before) * u128::from(100 + tolerance)
 }

@@ -1,9 +1,9 @@
-//! Instructions that a hot call costs, counted by valgrind and kept in a file: a
-//! shared machine changes times, not counts.
+//! Counts the instructions of a hot call with valgrind and keeps them in a file: a shared
+//! machine affects times, not counts.
 //!
-//! What lives here: how a bench runs itself under callgrind ([`main`]), what of a
-//! run is counted ([`Counter`]), and the judgement against the kept file. What may
-//! not: anything that is counted; that is the benches' (`crates/*/benches`).
+//! Lives here: how a bench runs itself under callgrind ([`main`]), what part of a run is
+//! counted ([`Counter`]), and the judgement against the kept file. Does not live here:
+//! the counted code, which is in the benches (`crates/*/benches`).
 //!
 //! ```text
 //! bench --instructions ─► valgrind bench --run N ─► scenario N, counted in part
@@ -14,19 +14,18 @@
 //!
 //! # What is counted
 //!
-//! Every scenario first runs [`WARM_UP`] rounds that are not counted, in which
-//! tables grow to their size and connections leave slow start, then [`COUNTED`] that
-//! are. In each of them the scenario names the part that is meant; what it does
-//! besides to prepare it is not counted. Copying, clearing and comparing memory in
-//! libc (`memcpy` and its like) is printed, but not judged: which of libc's versions
-//! runs depends on the processor.
+//! Every scenario first runs [`WARM_UP`] uncounted rounds, in which tables grow to their
+//! size and connections leave slow start, then [`COUNTED`] counted ones. In each of those
+//! the scenario marks the part to count; its preparations are not counted. Copying,
+//! clearing and comparing memory in libc (`memcpy` and its like) is printed, but not
+//! judged: the processor decides which of libc's versions runs.
 //!
 //! # The judgement
 //!
-//! A count that is above the kept one by more than [`TOLERANCE`] hundredths fails,
-//! and so does one that nobody has kept. Another compiler makes another program:
-//! counts are only judged against those of the same one, which the file names.
-//! [`judge`] does the same with counts that a bench makes in another way.
+//! A count that exceeds the kept one by more than [`TOLERANCE`] hundredths fails, and so
+//! does one without a kept count. Another compiler makes another program: counts are only
+//! judged against those of the same compiler, which the file names. [`judge`] does the
+//! same with counts that a bench makes in another way.
 
 mod kept;
 mod profile;
@@ -43,13 +42,13 @@ pub const WARM_UP: u32 = 250;
 /// Rounds of a scenario that are counted.
 pub const COUNTED: u32 = 500;
 
-/// How far a count may be above the kept one, in hundredths of that.
+/// How far a count may exceed the kept one, in hundredths of that.
 pub const TOLERANCE: u64 = 5;
 
-/// What is counted: its name, and what runs the counter's rounds.
+/// A counted scenario: its name, and the function that runs the counter's rounds.
 pub type Scenario = (&'static str, fn(&mut Counter));
 
-/// The rounds of a scenario, and what of them is counted.
+/// The rounds of a scenario, and their counted part.
 ///
 /// ```
 /// # use tidewall_bench_instructions::Counter;
@@ -67,14 +66,14 @@ pub struct Counter {
 }
 
 impl Counter {
-    /// Whether there is another round, which then begins.
+    /// Returns whether there is another round, which then begins.
     pub fn next_round(&mut self) -> bool {
         self.round += 1;
         self.round <= WARM_UP + COUNTED
     }
 
-    /// Runs what is counted in this round: so many calls of what the scenario is
-    /// about. What the scenario is judged by is the instructions of one.
+    /// Runs the counted part of this round: `calls` calls of the scenario's subject. The
+    /// scenario is judged by the instructions of one call.
     ///
     /// `run` must not count itself.
     pub fn count<R>(&mut self, calls: usize, run: impl FnOnce() -> R) -> R {
@@ -86,19 +85,20 @@ impl Counter {
     }
 }
 
-/// Callgrind counts while this function runs, which it finds by its name.
+/// Runs the counted code. Callgrind counts while this function runs, which it finds by
+/// its name.
 #[inline(never)]
 fn counted_part<R>(run: impl FnOnce() -> R) -> R {
-    // The function's end is its own, not a jump to what `run` calls last.
+    // The function ends here, not with a jump to the last call of `run`.
     black_box(run())
 }
 
-/// What `--toggle-collect` is given for [`counted_part`].
+/// The callgrind option that selects [`counted_part`].
 const COUNTED_PART: &str = "--toggle-collect=*tidewall_bench_instructions*counted_part*";
 
-/// Counts if the bench's arguments ask for it: `--instructions`, with `--keep` to
-/// write the file instead of judging. `None` if not: the bench then does what else
-/// it does.
+/// Counts if the bench's arguments request it: `--instructions`, with `--keep` to write
+/// the file instead of judging. Returns `None` if not: the bench then does its other
+/// work.
 ///
 /// `kept` is the path of the file.
 pub fn main(kept: &str, scenarios: &[Scenario]) -> Option<ExitCode> {
@@ -106,10 +106,10 @@ pub fn main(kept: &str, scenarios: &[Scenario]) -> Option<ExitCode> {
     (asked || is_run()).then(|| count(kept, scenarios))
 }
 
-/// As [`main`], for a bench that does nothing else: counts without being asked.
+/// Acts as [`main`], for a bench with no other work: counts without being asked.
 ///
-/// The exit status is a failure if a count is above what is kept or is not kept,
-/// and if valgrind fails; the words for it have been printed then.
+/// The exit status is a failure if a count exceeds the kept one or is not kept, and if
+/// valgrind fails; the reason has been printed then.
 pub fn count(kept: &str, scenarios: &[Scenario]) -> ExitCode {
     let outcome = if is_run() {
         run(scenarios).map(|()| true)
@@ -120,7 +120,7 @@ pub fn count(kept: &str, scenarios: &[Scenario]) -> ExitCode {
     exit_code(outcome)
 }
 
-/// What a bench ends with; prints the error.
+/// Returns the exit code of a bench; prints the error.
 fn exit_code(outcome: Result<bool, String>) -> ExitCode {
     match outcome {
         Ok(true) => ExitCode::SUCCESS,
@@ -132,14 +132,15 @@ fn exit_code(outcome: Result<bool, String>) -> ExitCode {
     }
 }
 
-/// By which the bench calls itself under valgrind, with a scenario's place.
+/// The argument with which the bench calls itself under valgrind, followed by a
+/// scenario's index.
 const RUN: &str = "--run";
 
 fn is_run() -> bool {
     std::env::args().nth(1).is_some_and(|first| first == RUN)
 }
 
-/// Runs the scenario that the arguments name; prints how many calls were counted.
+/// Runs the scenario that the arguments name; prints the number of counted calls.
 fn run(scenarios: &[Scenario]) -> Result<(), String> {
     let place: Option<usize> = std::env::args().nth(2).and_then(|place| place.parse().ok());
     let Some((_, run)) = place.and_then(|place| scenarios.get(place)) else {
@@ -151,7 +152,7 @@ fn run(scenarios: &[Scenario]) -> Result<(), String> {
     Ok(())
 }
 
-/// What one call of a scenario costs.
+/// Measures the cost of one call of a scenario.
 fn measure(place: usize) -> Result<Cost, String> {
     let program = std::env::current_exe().map_err(|error| error.to_string())?;
     let file = std::env::temp_dir().join(format!("tidewall-instructions-{}", std::process::id()));
@@ -182,7 +183,7 @@ fn measure(place: usize) -> Result<Cost, String> {
         .ok_or_else(|| "the scenario has counted no calls".to_owned())
 }
 
-/// What `rustc --version` says.
+/// Returns the output of `rustc --version`.
 pub fn compiler() -> String {
     let rustc = std::env::var_os("RUSTC").unwrap_or_else(|| "rustc".into());
     let output = Command::new(rustc).arg("--version").output();
@@ -192,7 +193,8 @@ pub fn compiler() -> String {
     )
 }
 
-/// Whether all is well; prints what each scenario costs beside what is kept.
+/// Judges all scenarios; prints the cost of each beside the kept one. Returns whether all
+/// is well.
 fn judge_all(file: &str, scenarios: &[Scenario], keep: bool) -> Result<bool, String> {
     let mut judgement = Judgement::new(file, compiler(), TOLERANCE, keep)?;
     for (place, &(name, _)) in scenarios.iter().enumerate() {
@@ -206,11 +208,11 @@ fn judge_all(file: &str, scenarios: &[Scenario], keep: bool) -> Result<bool, Str
     judgement.end()
 }
 
-/// Judges counts that are made without valgrind, as [`count`] does its own: each
-/// has a name, the count and what else is to be printed of it.
+/// Judges counts that are made without valgrind, as [`count`] does its own: each has a
+/// name, the count and a remark to print.
 ///
-/// `kept` is the path of the file, `compiler` what made that which is counted,
-/// `tolerance` stands for [`TOLERANCE`].
+/// `kept` is the path of the file, `compiler` the compiler of the counted code,
+/// `tolerance` replaces [`TOLERANCE`].
 pub fn judge(
     kept: &str,
     compiler: String,
@@ -227,7 +229,7 @@ pub fn judge(
     exit_code(outcome)
 }
 
-/// Counts beside those that a file keeps.
+/// Counts compared with those of a file.
 struct Judgement<'a> {
     file: &'a str,
     kept: Kept,
@@ -239,7 +241,7 @@ struct Judgement<'a> {
 impl<'a> Judgement<'a> {
     fn new(file: &'a str, compiler: String, tolerance: u64, keep: bool) -> Result<Self, String> {
         let kept = match std::fs::read_to_string(file) {
-            // Whatever it says, it is about to be written anew.
+            // Whatever it contains, it is about to be rewritten.
             Ok(text) if keep => Kept::parse(&text).unwrap_or_default(),
             Ok(text) => Kept::parse(&text).map_err(|error| format!("{file}: {error}"))?,
             Err(error) if error.kind() == std::io::ErrorKind::NotFound => Kept::default(),
@@ -258,7 +260,7 @@ impl<'a> Judgement<'a> {
         })
     }
 
-    /// Adds a count and prints it, with a remark, beside what is kept.
+    /// Adds a count and prints it, with a remark, beside the kept one.
     fn add(&mut self, name: &str, count: u64, remark: &str) {
         let beside = match self.kept.count(name) {
             Some(before) => format!(
@@ -271,7 +273,7 @@ impl<'a> Judgement<'a> {
         self.now.counts.push((name.to_owned(), count));
     }
 
-    /// Whether all is well; or writes the file.
+    /// Returns whether all is well; or writes the file.
     fn end(self) -> Result<bool, String> {
         let Self {
             file,

@@ -1,5 +1,5 @@
-//! What callgrind writes of a run: the manual of valgrind, chapter "Callgrind
-//! Format Specification".
+//! The output of a callgrind run: the manual of valgrind, chapter "Callgrind Format
+//! Specification".
 
 /// Instructions.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -11,7 +11,7 @@ pub struct Cost {
 }
 
 impl Cost {
-    /// What one of so many calls costs, rounded down.
+    /// Returns the cost of one of this many calls, rounded down.
     pub fn each(self, calls: u64) -> Option<Self> {
         Some(Self {
             instructions: self.instructions.checked_div(calls)?,
@@ -20,10 +20,10 @@ impl Cost {
     }
 }
 
-/// The cost of all functions of a profile, written without compression.
+/// Returns the cost of all functions of a profile, written without compression.
 ///
-/// Lines "fn=NAME", then "LINE COST" for every line of its own; after "calls=…"
-/// comes the cost of what is called, which is in the lines of that, too.
+/// Lines "fn=NAME", then "LINE COST" for every line of the function itself; after
+/// "calls=…" follows the cost of the called function, which its own lines contain, too.
 pub fn sum(text: &str) -> Cost {
     let mut cost = Cost::default();
     let (mut copies, mut call) = (false, false);
@@ -51,7 +51,7 @@ pub fn sum(text: &str) -> Cost {
 mod tests {
     use super::*;
 
-    /// As callgrind writes it.
+    /// A profile as callgrind writes it.
     const PROFILE: &str = "# callgrind format\nversion: 1\ncreator: callgrind-3.19.0\npid: 1\n\
         cmd: bench --run 0\npart: 1\n\n\ndesc: Trigger: Program termination\n\n\
         positions: line\nevents: Ir\nsummary: 1137\n\n\n\

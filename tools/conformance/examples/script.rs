@@ -1,6 +1,5 @@
-//! Runs packet scripts on the engine: `cargo run -p tidewall-conformance
-//! --example script -- FILE…`. What fails is printed with what had happened before;
-//! the exit status is 1 then.
+//! Runs packet scripts on the engine: `cargo run -p tidewall-conformance --example script
+//! -- FILE…`. Prints each failure with the events before it; the exit status is 1 then.
 
 use std::process::ExitCode;
 

@@ -1,17 +1,17 @@
-//! Prints the tables of docs/tcp.md: what the public scripts find of the kernel
-//! and of Tidewall.
+//! Prints the tables of docs/tcp.md: the results of the public scripts for the kernel and
+//! for Tidewall.
 //!
-//! `suite_table KERNEL TIDEWALL`: two files of results, a line each run, its
-//! fields separated by tabs: the script's path, the IP version, `pass` or
-//! `fail`, and the first line of what the tool said. docs/tcp.md has the loop
-//! that writes them. Of several runs of a script the best counts, for timing on
-//! a busy machine fails the kernel now and then.
+//! `suite_table KERNEL TIDEWALL` takes two files of results with one line per run. Its
+//! fields, separated by tabs, are the script's path, the IP version, `pass` or `fail`,
+//! and the first line of the tool's output. docs/tcp.md has the loop that writes the
+//! files. The best of several runs of a script counts, since timing on a busy machine
+//! sometimes fails the kernel.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::io::{self, Write as _};
 use std::{env, fs, process};
 
-/// Results by script and IP version: passed at least once, and why not.
+/// Results by script and IP version: whether it passed at least once, and why not.
 type Results = BTreeMap<String, BTreeMap<String, (bool, String)>>;
 
 fn read(path: &str) -> Result<Results, String> {
@@ -37,7 +37,7 @@ fn read(path: &str) -> Result<Results, String> {
     Ok(results)
 }
 
-/// `pass`, `fail`, or in how many IP versions.
+/// `pass`, `fail`, or the IP versions in which it passed.
 fn verdict(versions: Option<&BTreeMap<String, (bool, String)>>) -> String {
     let Some(versions) = versions else {
         return "not run".to_owned();
@@ -50,7 +50,7 @@ fn verdict(versions: Option<&BTreeMap<String, (bool, String)>>) -> String {
     }
 }
 
-/// What a script is about, where that decides.
+/// The subject of a script, if that decides.
 fn subject(script: &str) -> &'static str {
     match script {
         script if script.contains("fastopen") => "TCP Fast Open",
@@ -61,7 +61,7 @@ fn subject(script: &str) -> &'static str {
     }
 }
 
-/// Why a script fails: what the subject lacks, or what the tool said.
+/// Why a script fails: what the subject lacks, or the tool's output.
 fn reason(script: &str, versions: &BTreeMap<String, (bool, String)>) -> String {
     if subject(script) == "PSP" {
         return "needs the tool's wire mode".to_owned();
@@ -72,12 +72,12 @@ fn reason(script: &str, versions: &BTreeMap<String, (bool, String)>) -> String {
     short.replace('|', "/").replace('<', "&lt;")
 }
 
-/// What is behind a failure, as far as the tool's output shows.
+/// The cause of a failure, as far as the tool's output shows it.
 fn cause(script: &str, versions: &BTreeMap<String, (bool, String)>) -> &'static str {
     let said = versions.values().find(|(passed, _)| !passed);
     let said = said.map_or("", |(_, said)| said.as_str());
-    // A listener looked for in `/proc/net/tcp`, a device whose queue is filled, what
-    // the kernel remembers of a server, its counters.
+    // A listener sought in `/proc/net/tcp`, a device whose queue is filled, the kernel's
+    // memory of a server, its counters.
     let of_kernel = [
         "md5-only-on-client-ack",
         "failed-incoming-data",
@@ -180,7 +180,7 @@ fn main() {
     };
     match (read(kernel), read(tidewall)) {
         (Ok(kernel), Ok(tidewall)) => {
-            // Who reads may have had enough.
+            // The reader may have closed the pipe.
             let _ = io::stdout().write_all(table(&kernel, &tidewall).as_bytes());
         }
         (Err(error), _) | (_, Err(error)) => {

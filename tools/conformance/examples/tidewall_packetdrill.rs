@@ -1,6 +1,6 @@
-//! `libtidewall_packetdrill.so`: the library that the public packetdrill tool
-//! loads (`--so_filename`), so that its scripts judge Tidewall's TCP. See
-//! `tidewall_conformance::raw_interface`, and docs/tcp.md for how to use it.
+//! `libtidewall_packetdrill.so`: the library that the public packetdrill tool loads
+//! (`--so_filename`), so that its scripts test Tidewall's TCP. See
+//! `tidewall_conformance::raw_interface`, and docs/tcp.md for its use.
 
 mod raw_exports {
     use core::ffi::c_int;
@@ -10,8 +10,8 @@ mod raw_exports {
     use tidewall_conformance::raw_interface::{self, Interface};
     use tidewall_posix::raw::{Count, Place, Text};
 
-    /// What the tool calls first. See [`raw_interface::initialize`].
-    // SAFETY: nobody else has a function of this name.
+    /// The function that the tool calls first. See [`raw_interface::initialize`].
+    // SAFETY: no other function has this name.
     #[unsafe(no_mangle)]
     extern "C" fn packetdrill_interface_init(
         flags: Text<'_>,
@@ -21,7 +21,7 @@ mod raw_exports {
     }
 
     /// See [`raw_interface::getsockopt`].
-    // SAFETY: it does for all other descriptors what the C library's does.
+    // SAFETY: for all other descriptors it acts as the C library's function.
     #[unsafe(no_mangle)]
     extern "C" fn getsockopt<'a>(
         fd: c_int,
@@ -34,7 +34,7 @@ mod raw_exports {
     }
 
     /// See [`raw_interface::sendfile`].
-    // SAFETY: it does for all other descriptors what the C library's does.
+    // SAFETY: for all other descriptors it acts as the C library's function.
     #[unsafe(no_mangle)]
     extern "C" fn sendfile(
         to: c_int,
@@ -46,7 +46,7 @@ mod raw_exports {
     }
 
     /// See [`raw_interface::close`].
-    // SAFETY: it does for all other descriptors what the C library's does.
+    // SAFETY: for all other descriptors it acts as the C library's function.
     #[unsafe(no_mangle)]
     extern "C" fn close(fd: c_int) -> c_int {
         raw_interface::close(fd)

@@ -1,8 +1,8 @@
-//! Fuzz target of the script parser: seeds from `__fuzz__/script/corpus`, then
-//! random bytes for a bounded time (`BOLERO_RANDOM_TEST_TIME_MS` asks for more).
+//! Fuzz target of the script parser: seeds from `__fuzz__/script/corpus`, then random
+//! bytes for a bounded time (`BOLERO_RANDOM_TEST_TIME_MS` extends it).
 //!
-//! Random bytes are hardly ever a script, so each input is tried as a text, and
-//! as a list of changes to the longest seed.
+//! Random bytes are hardly ever a script, so each input is tried as a text, and as a list
+//! of changes to the longest seed.
 
 use std::fs;
 use std::path::Path;
@@ -29,7 +29,7 @@ fn fuzz_script() {
             script(bytes);
             script(&changed(longest, bytes));
         });
-    // A corpus in the wrong folder would be passed over in silence.
+    // A corpus in the wrong folder would be ignored silently.
     assert!(seen.into_inner() >= seeds.len(), "the corpus was not read");
 }
 
@@ -41,7 +41,7 @@ fn the_longest_seed_is_a_script() {
     assert!(script.events.len() >= 20);
 }
 
-/// Parses, and if that is well: what is written is read as the same again.
+/// Parses the bytes; a parsed script is written and must parse the same again.
 fn script(bytes: &[u8]) {
     let text = String::from_utf8_lossy(bytes);
     let script = match parse(&text) {
@@ -69,8 +69,8 @@ fn script(bytes: &[u8]) {
     }
 }
 
-/// The seed with bytes changed, cut out, doubled or put in, as `changes` says:
-/// four bytes each, where (two), how, and what.
+/// The seed with bytes changed, removed, duplicated or inserted, as `changes` describes
+/// in four bytes each: position (two), operation, and value.
 fn changed(seed: &[u8], changes: &[u8]) -> Vec<u8> {
     const PIECES: [&str; 12] = [
         "+", "~", "*", "...", "<", ">", "(", "0x", "`", "%{", "ack 1", "[ce]",

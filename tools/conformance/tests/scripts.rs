@@ -1,6 +1,6 @@
-//! Every script of `scripts/`, with every family of addresses that it is for:
-//! one line each. Arguments that are no options select scripts by a part of
-//! their name, as with other tests.
+//! Every script of `scripts/`, with each of its address families, in one line each.
+//! Arguments that are not options select scripts by a part of their name, as with other
+//! tests.
 
 use std::fs;
 use std::panic::catch_unwind;
@@ -64,7 +64,7 @@ fn main() -> ExitCode {
     ExitCode::from(u8::from(failed > 0))
 }
 
-/// The arguments that are no options of the usual test harness, nor their values.
+/// The arguments that are neither options of the usual test harness nor their values.
 fn wanted(mut arguments: impl Iterator<Item = String>) -> Vec<String> {
     let mut wanted = Vec::new();
     while let Some(argument) = arguments.next() {
@@ -83,7 +83,7 @@ fn outcome(script: &Script, family: Family) -> Result<(), String> {
         .map_err(|failure| failure.to_string())
 }
 
-/// A panic of the engine is a failure of the script; its message is above.
+/// A panic of the engine fails the script; its message is printed above.
 fn panic_message() -> Result<(), run::Failure> {
     Err(run::Failure {
         position: script::Position { line: 1, column: 1 },
@@ -93,7 +93,7 @@ fn panic_message() -> Result<(), run::Failure> {
     })
 }
 
-/// Reads a script; its first line must say which rule it pins.
+/// Reads a script; its first line must name the rule that it tests.
 fn read(path: &Path) -> Result<Script, String> {
     let shown = path.display();
     let text = fs::read_to_string(path).map_err(|error| format!("{shown}: {error}"))?;

@@ -1,8 +1,8 @@
-//! What fuzz targets have in common in an ordinary test run: their seeds, which code
-//! makes and the repository keeps, and inputs that are a seed with changes.
+//! Common parts of fuzz targets in an ordinary test run: their seeds, which code makes
+//! and the repository keeps, and inputs that are a seed with changes.
 //!
-//! A test's seeds lie in `tests/__fuzz__/<target>/corpus` of its package, where `bolero`
-//! looks for them. Random bytes alone are short and seldom come far: each input is also
+//! A test's seeds are in `tests/__fuzz__/<target>/corpus` of its package, where `bolero`
+//! looks for them. Random bytes alone are short and rarely get far, so each input is also
 //! tried as a list of changes to one of the seeds.
 
 use std::fs;
@@ -12,7 +12,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 /// An input that is tried in every run.
 #[derive(Clone, Debug)]
 pub struct Seed {
-    /// The target that it is for.
+    /// Its target.
     pub target: &'static str,
     /// Name of its file.
     pub name: &'static str,
@@ -30,7 +30,7 @@ impl From<(&'static str, &'static str, Vec<u8>)> for Seed {
     }
 }
 
-/// A target while it is tried.
+/// A target during a run.
 #[derive(Debug)]
 pub struct Target {
     name: &'static str,
@@ -41,8 +41,8 @@ pub struct Target {
 }
 
 impl Target {
-    /// The target of this name, with those of the seeds that are its own; `test` panics
-    /// where an input shows a defect.
+    /// Creates the target of this name, with its own seeds out of `seeds`; `test` panics
+    /// if an input shows a defect.
     pub fn new(name: &'static str, seeds: &[Seed], test: fn(&[u8])) -> Self {
         let own = seeds.iter().filter(|seed| seed.target == name);
         Target {
@@ -53,8 +53,8 @@ impl Target {
         }
     }
 
-    /// Tries an input, and then the seed that its first byte names, changed as its other
-    /// bytes say, by pairs: where, and which bits.
+    /// Tries an input, and then the seed that its first byte selects, changed by its
+    /// other bytes in pairs: position, and bits to flip.
     pub fn input(&self, bytes: &[u8]) {
         if self.seeds.iter().any(|seed| seed == bytes) {
             self.seen.fetch_add(1, Ordering::Relaxed);
@@ -81,8 +81,8 @@ impl Target {
     /// Ends the run.
     ///
     /// # Panics
-    /// Where the seeds were not among the inputs: a corpus in the wrong folder would
-    /// otherwise be passed over in silence.
+    /// Panics if the seeds were not among the inputs: a corpus in the wrong folder would
+    /// otherwise be silently ignored.
     pub fn finish(self) {
         assert!(
             self.seen.into_inner() >= self.seeds.len(),
@@ -93,8 +93,8 @@ impl Target {
 }
 
 /// Defines `fn fuzz(name, test)`, which runs a [`Target`] with the seeds that a function
-/// makes, for so long in an ordinary test run. A macro, as `bolero::check!` looks for the
-/// corpus beside the file that it is expanded in.
+/// makes, for this long in an ordinary test run. A macro, since `bolero::check!` looks
+/// for the corpus beside the file in which it is expanded.
 #[macro_export]
 macro_rules! targets {
     ($seeds:path, $time:expr) => {
@@ -108,12 +108,12 @@ macro_rules! targets {
     };
 }
 
-/// Checks that the files of a package's corpus are what its code makes; other files may
-/// lie beside them. Writes them anew where `TIDEWALL_WRITE_CORPUS` is set. `package`: its
+/// Checks that the files of a package's corpus are those that its code makes; other files
+/// may lie beside them. Rewrites them if `TIDEWALL_WRITE_CORPUS` is set. `package`: its
 /// `CARGO_MANIFEST_DIR`.
 ///
 /// # Panics
-/// Where a file is missing or different, or cannot be written.
+/// Panics if a file is missing or different, or cannot be written.
 pub fn check_corpus(package: &str, seeds: &[Seed]) {
     for seed in seeds {
         let folder = Path::new(package)

@@ -1,4 +1,4 @@
-//! One measurement: a service on a system, a load, and what came of it.
+//! One measurement: a service on a system, a load, and the result.
 
 mod defence;
 mod idle;
@@ -43,57 +43,56 @@ use crate::worker::{
     ServiceJob, TcpKind, TcpSpec, Times, Usage, Watch, run_load, scratch, waited,
 };
 
-/// Time for what is in flight to arrive or be dropped after a load.
+/// Time for packets in flight to arrive or be dropped after a load.
 const DRAIN: Duration = Duration::from_millis(20);
-/// Time in which a service must answer before the first load, and after which a
-/// request of that time is given up.
+/// Time in which a service must answer before the first load, and the timeout of each
+/// request in that time.
 const GREETING: (Duration, Duration) = (Duration::from_millis(100), Duration::from_millis(20));
-/// How often a rest looks for Ctrl-C.
+/// How often a rest checks for Ctrl-C.
 const LOOK: Duration = Duration::from_millis(100);
 
-/// How a load is looked at.
+/// How a load is observed.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Watching {
-    /// Samples are this far apart, ms; 0: the usual 200.
+    /// Interval between samples, ms; 0: the default of 200.
     pub(crate) every_ms: u32,
     /// Keep every sample.
     pub(crate) trace: bool,
-    /// Sample with `perf` what the receiver's processor does.
+    /// Sample the activity of the receiver's processor with `perf`.
     pub(crate) profile: bool,
 }
 
-/// What came of one load.
+/// The result of one load.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Measured {
     pub(crate) outcome: LoadOutcome,
     /// Packets/s dropped over the whole load, by place.
     pub(crate) drops: BTreeMap<String, f64>,
-    /// Share of the whole load's time that the serving thread waited for its processor, which
-    /// another thread had.
+    /// Share of the whole load's time in which the serving thread waited for its
+    /// processor while another thread ran.
     pub(crate) waited: f64,
-    /// The measured time alone.
+    /// The measured time only.
     pub(crate) window: Window,
-    /// Steps/s that the computing thread or process made in the measured time.
+    /// Steps/s of the computing thread or process in the measured time.
     pub(crate) steps: f64,
     /// How the processes shared the processor in that time.
     pub(crate) shares: Shares,
-    /// How often the manager of the device was killed so far.
+    /// Number of times the manager of the device has been killed so far.
     pub(crate) kills: Kills,
-    /// What a hostile application beside it has done so far, and what of that left the
-    /// device.
+    /// Attacks of a hostile application beside it so far, and the frames of it that left
+    /// the device.
     pub(crate) hostile: Option<(Attacks, Seen)>,
-    /// Idle connections that were held meanwhile, and what they took.
+    /// Idle connections held meanwhile, and their memory.
     pub(crate) held: Option<Held>,
-    /// What the receiver's processor did, if that was asked for.
+    /// The activity of the receiver's processor, if requested.
     pub(crate) profile: Option<Profile>,
-    /// Seconds, and how much processor time the calls of an event loop took in
-    /// them, if that was counted.
+    /// Seconds, and the CPU time of an event loop's calls in them, if counted.
     pub(crate) times: Option<(f64, LoopTimes)>,
 }
 
 /// A test bed with everything that measuring on it needs.
 pub(crate) struct Bench {
-    // Ended before the test bed is taken down.
+    // Ended before the test bed is removed.
     _helpers: Vec<Child>,
     pub(crate) testbed: Testbed,
     shortcomings: Vec<String>,
@@ -132,8 +131,8 @@ impl Bench {
         })
     }
 
-    /// Starts a service beside the one that is measured: on Linux sockets, in the
-    /// client's namespace and on its processor. It ends when it is dropped.
+    /// Starts a service beside the measured one: on Linux sockets, in the client's
+    /// namespace and on its processor. It ends when dropped.
     pub(crate) fn serve_beside(&self, tcp: TcpSpec) -> anyhow::Result<Child> {
         let config = self.testbed.config();
         let setup = Setup {
@@ -158,7 +157,7 @@ impl Bench {
             .context("cannot start the server beside it")
     }
 
-    /// Which of `systems` can be had here; what the others lack is noted.
+    /// Returns the `systems` that are available here, and notes what the others lack.
     pub(crate) fn possible(&mut self, systems: &[System]) -> Vec<System> {
         let mut possible = Vec::new();
         for &system in systems {
@@ -178,8 +177,8 @@ impl Bench {
         possible
     }
 
-    /// Sets the server's interface up for event loops that suspend its interrupts. Without one
-    /// the timeout that this leaves in the NAPI changes nothing.
+    /// Sets the server's interface up for event loops that suspend its interrupts.
+    /// Without such a loop, the timeout that this leaves in the NAPI has no effect.
     fn suspend_interrupts(&mut self) -> anyhow::Result<()> {
         self.testbed.set_mode(Mode::Suspend)?;
         let place = Place {
@@ -190,12 +189,12 @@ impl Bench {
         Child::start_ready(place, &Job::Suspend, what).map(drop)
     }
 
-    /// Starts a service, which has answered where it answers datagrams: what it
+    /// Starts a service and waits for its answer, if it answers datagrams: whatever it
     /// leaves unanswered from then on is a result.
     pub(crate) fn serve(&mut self, setup: &Setup) -> anyhow::Result<Session<'_>> {
         let defence = match (setup.system.defence(), &setup.tcp) {
             (Some(defence), Some(tcp)) => {
-                // A program changes the device's poll, which is bound anew.
+                // A program changes the device's poll, which is set up again.
                 self.testbed.forget_mode();
                 let ports = [&[tcp.port], tcp.dummies.as_slice()].concat();
                 Some(defence.put(&self.testbed, &ports)?)
@@ -235,7 +234,7 @@ impl Bench {
         }
         let governor = match setup.control.filter(|_| setup.system.is_linux()) {
             Some(control) => {
-                // The service of the lowest priority is the one that is flooded.
+                // The service of the lowest priority is the flooded one.
                 let port = setup.services.last().map_or(0, |service| service.port);
                 let service = governor::Service {
                     process: child.process(),
@@ -294,7 +293,8 @@ impl Bench {
     }
 }
 
-/// Who does not ask for busy polling gets it by two sysctls, where that is the mode.
+/// Sets the two sysctls that enable busy polling for programs that do not request it, if
+/// that is the mode.
 fn poll_for_programs(testbed: &Testbed, setup: &Setup) -> anyhow::Result<Vec<Knob>> {
     let kind = setup.tcp.as_ref().map(|tcp| &tcp.kind);
     if setup.system != System::LinuxBusy || !matches!(kind, Some(TcpKind::Program(_))) {
@@ -310,17 +310,17 @@ fn poll_for_programs(testbed: &Testbed, setup: &Setup) -> anyhow::Result<Vec<Kno
 
 /// A running service.
 pub(crate) struct Session<'a> {
-    /// Receive control of the kernel's own path.
+    /// Receive control of the kernel's path.
     governor: Option<Governor>,
     // Before the bench: the service ends before anything else changes.
     child: Child,
     /// Other applications of the same manager.
     companions: manager::Companions,
-    /// Whose the device is, where it is not the service's.
+    /// The owner of the device, if that is not the service.
     manager: Option<Manager>,
-    /// What stands in front of the kernel's stack.
+    /// The defence in front of the kernel's stack.
     defence: Option<Standing>,
-    /// What has the kernel poll for a program.
+    /// Settings that make the kernel poll for a program.
     _polling: Vec<Knob>,
     /// The process that serves: the child, or a program that it has started.
     serving: u32,
@@ -335,13 +335,13 @@ impl Drop for Session<'_> {
         if self.governor.take().is_some() || self.defence.is_some() {
             self.bench.testbed.forget_mode();
         }
-        // The worker does it itself unless it had to be killed.
+        // The worker does it itself unless it was killed.
         let _ = std::fs::remove_file(&self.counters);
     }
 }
 
 impl Session<'_> {
-    /// Asks every service that answers datagrams, or PDUs, beside nothing.
+    /// Greets every service that answers datagrams, or PDUs, without load.
     fn greet(&self, services: &[ServiceSpec], circuits: bool) -> anyhow::Result<()> {
         let (time, timeout) = GREETING;
         for service in services {
@@ -388,7 +388,7 @@ impl Session<'_> {
         run_load(place, job, || false, || Ok(())).map(drop)
     }
 
-    /// Runs one load against the service, looked at as `watching` says.
+    /// Runs one load against the service, observed according to `watching`.
     pub(crate) fn measure(
         &mut self,
         spec: &LoadSpec,
@@ -503,9 +503,9 @@ impl Session<'_> {
         })
     }
 
-    /// Lets `time` pass without a load, and says how it was spent.
+    /// Lets `time` pass without a load, and returns the usage meanwhile.
     pub(crate) fn rest(&mut self, time: Duration) -> anyhow::Result<Usage> {
-        // What the load before left behind is not rest.
+        // The remains of the last load are not rest.
         thread::sleep(DRAIN);
         let first = Times::read_at_rest(self.watch());
         let end = Instant::now() + time;
@@ -517,17 +517,17 @@ impl Session<'_> {
         Ok(Usage::between(&first, &last))
     }
 
-    /// What the service's threads have cost so far.
+    /// Returns the CPU cost of the service's threads so far.
     pub(crate) fn cpu(&mut self) -> anyhow::Result<Cpu> {
         self.child.cpu()
     }
 
-    /// The test bed it runs on.
+    /// Returns the test bed it runs on.
     pub(crate) fn bench(&self) -> &Bench {
         self.bench
     }
 
-    /// Datagrams or requests that the services have processed so far.
+    /// Returns the datagrams or requests that the services have processed so far.
     pub(crate) fn received(&self) -> anyhow::Result<u64> {
         let reader = Reader::open(&self.counters).context("cannot read the service's counters")?;
         Ok(reader.read().iter().map(|counts| counts.received).sum())

@@ -1,4 +1,4 @@
-//! The bound that a claim must keep, as text such as `>=0.95`.
+//! The bound of a claim, as text such as `>=0.95`.
 
 use std::cmp::Ordering;
 use std::fmt;
@@ -16,14 +16,14 @@ enum Comparison {
 
 impl Comparison {
     const ALL: [(Comparison, &str); 3] = [
-        // The longer texts first: `>` begins `>=`.
+        // The longer texts first: `>` is a prefix of `>=`.
         (Comparison::AtLeast, ">="),
         (Comparison::AtMost, "<="),
         (Comparison::Above, ">"),
     ];
 }
 
-/// A limit and the side of it that is good.
+/// A limit and its good side.
 ///
 /// ```
 /// use tidewall_lab::Bound;
@@ -74,7 +74,7 @@ impl Bound {
         }
     }
 
-    /// Which of two figures is the worse: `Less` when `a` is.
+    /// Compares two figures: `Less` if `a` is the worse.
     pub(crate) fn compare(&self, a: f64, b: f64) -> Ordering {
         match self.comparison {
             Comparison::AtLeast | Comparison::Above => a.total_cmp(&b),
@@ -82,14 +82,14 @@ impl Bound {
         }
     }
 
-    /// True when all from `low` to `high` is on the good side, false when nothing
-    /// is; `None` when the limit lies between.
+    /// Returns true if everything from `low` to `high` is on the good side, false if
+    /// nothing is; `None` if the limit lies between.
     pub fn decides(&self, low: f64, high: f64) -> Option<bool> {
         let holds = self.holds(low);
         (holds == self.holds(high)).then_some(holds)
     }
 
-    /// True when `measured` is on the good side. Never for what is no number.
+    /// Returns true if `measured` is on the good side; false for NaN.
     pub fn holds(&self, measured: f64) -> bool {
         match self.comparison {
             Comparison::AtLeast => measured >= self.limit,

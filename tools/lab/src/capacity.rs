@@ -1,4 +1,4 @@
-//! What `bare` takes on this machine: the unit of offered loads.
+//! The capacity of `bare` on this machine: the unit of offered loads.
 
 use std::time::Duration;
 
@@ -14,35 +14,36 @@ use crate::system::System;
 use crate::testbed::Config;
 use crate::verdict::is_disturbed;
 
-/// Port of the service that is blasted.
+/// Port of the blasted service.
 const PORT: u16 = 9;
-/// Blasts, and how long each is measured.
+/// Number of blasts, and the measured time of each.
 const RUNS: usize = 5;
 const TIME: Duration = Duration::from_millis(200);
 
-/// Packets of 14 bytes a second that `bare` delivered of all that the link carries.
+/// Packets per second, of 14 bytes, that `bare` delivered when offered all that the link
+/// carries.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct Capacity {
     /// The median.
     pub packets: f64,
-    /// The fewest of a run.
+    /// The lowest of the runs.
     pub low: f64,
-    /// The most of a run.
+    /// The highest of the runs.
     pub high: f64,
-    /// How many runs.
+    /// Number of runs.
     pub runs: u32,
 }
 
-/// A test bed, and what `bare` takes there.
+/// A test bed, and `bare`'s capacity there.
 pub(crate) type Bed = (Config, Capacity);
 
-/// It, and what `bare` takes since.
+/// The capacity of `bare` when first measured, and since.
 #[derive(Clone, Debug)]
 pub(crate) struct Probed {
     /// The unit of offered loads.
     pub(crate) capacity: Capacity,
-    /// What `bare` takes now, over that: another one where the machine has changed its
-    /// speed.
+    /// The current capacity of `bare` divided by that one; not 1 if the machine has
+    /// changed its speed.
     pub(crate) speed: f64,
     /// Loads stay as they are whatever `speed` is.
     pub(crate) steady: bool,
@@ -67,13 +68,13 @@ impl Probed {
         })
     }
 
-    /// Loads are to be so many times what they were made for.
+    /// Returns the factor by which to scale loads.
     pub(crate) fn loads(&self) -> f64 {
         if self.steady { 1.0 } else { self.speed }
     }
 
-    /// Runs `bare` once more. False when it took far less or more than usual: something
-    /// else had the processor, or the machine has another speed now.
+    /// Runs `bare` once more. Returns false if its result was far lower or higher than
+    /// usual: something else had the processor, or the machine's speed has changed.
     pub(crate) fn probe(&mut self, bench: &mut Bench) -> anyhow::Result<bool> {
         let probe = runs(bench, 1)?.into_iter().sum();
         if self.is_usual(probe) {
@@ -84,7 +85,7 @@ impl Probed {
         Ok(false)
     }
 
-    /// Takes a probe, unless it is far from those before.
+    /// Accepts a probe, unless it is far from the earlier ones.
     fn is_usual(&mut self, probe: f64) -> bool {
         let usual = !is_disturbed(probe, &self.probes);
         if usual {
@@ -93,7 +94,7 @@ impl Probed {
         usual
     }
 
-    /// Goes by these probes from now on if they, too, are far from those before.
+    /// Uses these probes from now on if they, too, are far from the earlier ones.
     fn follow(&mut self, probes: Vec<f64>) {
         let now = Capacity::of(&probes);
         if let Some(now) = now.filter(|now| is_disturbed(now.packets, &self.probes)) {
@@ -103,7 +104,7 @@ impl Probed {
     }
 }
 
-/// What `bare` delivered in so many runs, packets/s.
+/// Returns what `bare` delivered in `count` runs, packets/s.
 fn runs(bench: &mut Bench, count: usize) -> anyhow::Result<Vec<f64>> {
     let setup = Setup {
         system: System::Bare,
@@ -134,7 +135,7 @@ fn runs(bench: &mut Bench, count: usize) -> anyhow::Result<Vec<f64>> {
 }
 
 impl Capacity {
-    /// Of runs that delivered so much; `None` when nothing came.
+    /// Summarizes runs; `None` if nothing was delivered.
     fn of(delivered: &[f64]) -> Option<Self> {
         Some(Capacity {
             packets: median(delivered).filter(|packets| *packets >= 1.0)?,
@@ -144,12 +145,13 @@ impl Capacity {
         })
     }
 
-    /// So large a share of it, packets/s; `None`, as fast as it goes, stays so.
+    /// Returns this share of the capacity, packets/s; `None`, as fast as possible, stays
+    /// so.
     pub(crate) fn rate(&self, share: Option<f64>) -> Option<u64> {
         share.map(|share| (share * self.packets).round() as u64)
     }
 
-    /// A blast of such a share: none of 0.
+    /// Returns a blast of such a share: none for 0.
     pub(crate) fn blast(
         &self,
         kind: SenderKind,
@@ -159,7 +161,7 @@ impl Capacity {
         (share != Some(0.0)).then(|| blast(kind, port, self.rate(share)))
     }
 
-    /// The share that a load asks for, to three decimals; `None` of a load without
+    /// Returns the share that a load offers, to three decimals; `None` for a load without
     /// limit.
     pub(crate) fn share(&self, load: &LoadSpec) -> Option<f64> {
         let Some(blast) = &load.blast else {
@@ -174,7 +176,7 @@ impl Capacity {
 pub(crate) mod tests {
     use super::*;
 
-    /// A machine on which `bare` takes a million packets/s.
+    /// A machine on which `bare` delivers a million packets/s.
     pub(crate) const MILLION: Capacity = Capacity {
         packets: 1e6,
         low: 1e6,
@@ -206,7 +208,7 @@ pub(crate) mod tests {
         assert!(!probed.is_usual(0.5e6));
         probed.follow(vec![0.98e6; 5]);
         assert_eq!(probed.speed, 1.0);
-        // Another speed is what is usual from then on.
+        // Another speed is the usual one from then on.
         assert!(!probed.is_usual(1.7e6));
         probed.follow(vec![1.75e6; 5]);
         assert_eq!((probed.speed, probed.capacity), (1.75, MILLION));

@@ -1,4 +1,4 @@
-//! Running the programs that set up a test bed.
+//! Runs the programs that set up a test bed.
 
 use std::path::Path;
 use std::process::Command;
@@ -8,8 +8,7 @@ use anyhow::{Context, bail};
 /// Runs a program to its end and returns what it printed.
 ///
 /// # Errors
-/// The command and what it wrote to standard error, when it cannot be run or
-/// fails.
+/// The command and its standard error, if it cannot be run or fails.
 pub(crate) fn run(program: &str, arguments: &[&str]) -> anyhow::Result<String> {
     let line = || format!("{program} {}", arguments.join(" "));
     let output = Command::new(program)
@@ -29,17 +28,17 @@ pub(crate) fn run(program: &str, arguments: &[&str]) -> anyhow::Result<String> {
     Ok(String::from_utf8_lossy(&output.stdout).into_owned())
 }
 
-/// Runs a command whose words have no blanks in them, given as a line.
+/// Runs a command given as a line, whose words contain no blanks.
 ///
 /// # Errors
-/// As of [`run`].
+/// Those of [`run`].
 pub(crate) fn run_line(line: &str) -> anyhow::Result<String> {
     let mut words = line.split_whitespace();
     let program = words.next().unwrap_or_default();
     run(program, &words.collect::<Vec<_>>())
 }
 
-/// The absolute path of a program, in the directories that a restorer searches.
+/// Returns the absolute path of a program, from the directories that a restorer searches.
 pub(crate) fn absolute(program: &str) -> anyhow::Result<String> {
     ["/usr/sbin", "/usr/bin", "/sbin", "/bin"]
         .iter()
@@ -51,7 +50,7 @@ pub(crate) fn absolute(program: &str) -> anyhow::Result<String> {
         })
 }
 
-/// Debian's package of a program.
+/// Returns the Debian package of a program.
 pub(crate) fn package(program: &str) -> Option<&'static str> {
     match program {
         "ip" | "tc" => Some("iproute2"),

@@ -1,4 +1,4 @@
-//! Where an experiment ran: what a reader needs to judge its numbers.
+//! The environment of an experiment: everything a reader needs to judge its numbers.
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -12,7 +12,7 @@ use serde::{Deserialize, Serialize};
 pub struct Environment {
     /// Kernel release.
     pub kernel: String,
-    /// When the run began, as HTTP writes it (RFC 9110 §5.6.7).
+    /// When the run began, in HTTP's format (RFC 9110 §5.6.7).
     #[serde(default, skip_serializing_if = "String::is_empty")]
     pub date: String,
     /// Processors online.
@@ -25,7 +25,7 @@ pub struct Environment {
     pub qdisc: String,
     /// Offloads by side and name.
     pub offloads: BTreeMap<String, String>,
-    /// Commit of the sources; `-dirty` when changed since.
+    /// Commit of the sources; `-dirty` if changed since.
     pub commit: String,
     /// The sender's and client's processor.
     #[serde(default)]
@@ -39,13 +39,13 @@ pub struct Environment {
     /// How each system was run, by its name.
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
     pub systems: BTreeMap<String, String>,
-    /// Conditions that could not be had, and what that means.
+    /// Conditions that were unavailable, and the consequence.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub shortcomings: Vec<String>,
 }
 
 impl Environment {
-    /// What the machine says of itself; the test bed's fields are left empty.
+    /// Returns the machine's own data; the test bed's fields are left empty.
     pub fn of_machine() -> Self {
         let read = |path: &str| fs::read_to_string(path).unwrap_or_default();
         let processor = read("/proc/cpuinfo")
@@ -73,7 +73,7 @@ impl Environment {
     }
 }
 
-/// The commit of the repository that the program was built in, if it is still
+/// Returns the commit of the repository in which the program was built, if it is still
 /// there.
 fn commit() -> String {
     let git = |arguments: &[&str]| {

@@ -1,17 +1,16 @@
-//! Receive control of the kernel's own path, from outside: what a policy can do
-//! to Linux through the knobs that Linux has.
+//! Receive control of the kernel's path, from outside: the effect that a policy can have
+//! on Linux through Linux's own settings.
 //!
-//! Every millisecond the use of the service's socket buffer, the packets that
-//! the receiver's processor took and its softirqs' squeezes go to the policy;
-//! what it wants goes to the device's `gro_flush_timeout` (T) and to
-//! `net.core.netdev_budget` (Bp/10: a softirq takes as many as ten budgets). It
-//! runs on the lab's processor, the client's, since the receiver's may be
-//! livelocked.
+//! Every millisecond the policy receives the use of the service's socket buffer, the
+//! packets that the receiver's processor handled and its softirqs' squeezes. Its
+//! decisions are written to the device's `gro_flush_timeout` (T) and to
+//! `net.core.netdev_budget` (Bp/10: a softirq takes as many as ten budgets). It runs on
+//! the lab's processor, the client's, since the receiver's may be livelocked.
 //!
-//! What is not as the paper has it: the kernel takes at least its weight of 64
-//! a poll, so that a smaller Bp has no effect; T is never under 10 µs, or the
-//! driver's poll would go over to the sender's processor; and a policy hears of
-//! a full buffer a millisecond late.
+//! Three things differ from the paper:
+//! - The kernel takes at least its weight of 64 per poll, so a smaller Bp has no effect.
+//! - T is never under 10 µs, or the driver's poll would move to the sender's processor.
+//! - A policy learns of a full buffer a millisecond late.
 
 use std::fs::{self, File};
 use std::os::unix::fs::FileExt;
@@ -40,15 +39,15 @@ const INTERVAL_MIN: Duration = Duration::from_micros(10);
 /// Frames that a veth's ring holds (VETH_RING_SIZE).
 const RING: u32 = 256;
 
-/// A policy at work on the kernel; dropping it ends it.
+/// A policy that controls the kernel; dropping it ends it.
 pub(crate) struct Governor {
     stop: Arc<AtomicBool>,
     thread: Option<JoinHandle<()>>,
-    // Put back when the thread is gone.
+    // Restored when the thread has ended.
     _budget: Option<Knob>,
 }
 
-/// Whom to watch.
+/// The service to observe.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Service {
     /// Its process, in the server's namespaces.
@@ -60,11 +59,11 @@ pub(crate) struct Service {
 }
 
 impl Governor {
-    /// Starts it. A `netdev_budget` that may not be written is noted in
-    /// `shortcomings`, and T alone is set.
+    /// Starts it. If `netdev_budget` cannot be written, notes that in `shortcomings` and
+    /// sets only T.
     ///
     /// # Errors
-    /// What opening the device's knob or the kernel's accounts reports.
+    /// An error of opening the device's setting or the kernel's accounts.
     pub(crate) fn start(
         restorer: &Restorer,
         service: Service,
@@ -87,7 +86,7 @@ impl Governor {
         let timeout = writable(Path::new(&format!(
             "{process}/root/sys/class/net/{SERVER_INTERFACE}/gro_flush_timeout"
         )))?;
-        // Written as it is: the restorer then knows what to put back.
+        // Written unchanged, so that the restorer knows the value to restore.
         let budget = fs::read_to_string(NETDEV_BUDGET)
             .and_then(|value| Knob::set(restorer, NETDEV_BUDGET, value.trim()));
         let (knob, budget) = match budget {
@@ -148,7 +147,7 @@ fn writable(path: &Path) -> anyhow::Result<File> {
 /// The kernel's accounts at one moment.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 struct Counts {
-    /// Packets that the processor took, and softirqs that used up their budget.
+    /// Packets that the processor handled, and softirqs that used up their budget.
     processed: u32,
     squeezed: u32,
     /// Bytes in the socket's buffer.
@@ -197,8 +196,8 @@ impl Work {
 
     fn apply(&self, setting: Setting) {
         let (timeout, budget) = knobs(setting);
-        // What cannot be written now is written with the next change; the
-        // service may be gone already.
+        // A failed write is repeated with the next change; the service may be gone
+        // already.
         let _ = self.timeout.write_at(timeout.to_string().as_bytes(), 0);
         if let Some(file) = &self.budget {
             let _ = file.write_at(budget.to_string().as_bytes(), 0);
@@ -206,7 +205,7 @@ impl Work {
     }
 }
 
-/// `gro_flush_timeout`, ns, and `netdev_budget` for a setting.
+/// Returns `gro_flush_timeout`, ns, and `netdev_budget` for a setting.
 fn knobs(setting: Setting) -> (u128, u32) {
     (
         setting.interrupt_interval.max(INTERVAL_MIN).as_nanos(),
@@ -214,7 +213,7 @@ fn knobs(setting: Setting) -> (u128, u32) {
     )
 }
 
-/// What happened between two looks, as one round.
+/// Returns the changes between two looks, as one round.
 fn round(last: &Counts, counts: &Counts) -> Round {
     let overflowed = counts.dropped.saturating_sub(last.dropped);
     // SO_RCVBUF is doubled by the kernel (socket(7)).
@@ -231,7 +230,7 @@ fn round(last: &Counts, counts: &Counts) -> Round {
     }
 }
 
-/// Packets and squeezes of a processor, from /proc/net/softnet_stat.
+/// Returns packets and squeezes of a processor, from /proc/net/softnet_stat.
 fn of_processor(text: &str, cpu: usize) -> (u32, u32) {
     text.lines()
         .find_map(|line| {
@@ -247,7 +246,7 @@ fn of_processor(text: &str, cpu: usize) -> (u32, u32) {
         .unwrap_or_default()
 }
 
-/// Bytes waiting and packets dropped of the socket on a port, from
+/// Returns the bytes waiting and packets dropped of the socket on a port, from
 /// /proc/net/udp.
 fn of_socket(text: &str, port: u16) -> (u64, u64) {
     let port = format!("{port:04X}");

@@ -1,4 +1,4 @@
-//! Ctrl-C: noticed between steps, so that everything is put back in order.
+//! Ctrl-C: checked between steps, so that everything is restored in order.
 
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, OnceLock};
@@ -17,12 +17,11 @@ impl std::error::Error for Interrupted {}
 
 static FLAG: OnceLock<Arc<AtomicBool>> = OnceLock::new();
 
-/// Makes SIGINT and SIGTERM set the flag that [`check`] looks at. A second one
-/// ends the process at once; the restorer then puts things back. May be called
-/// again.
+/// Makes SIGINT and SIGTERM set the flag that [`check`] reads. A second signal ends the
+/// process at once; the restorer then restores settings. May be called again.
 ///
 /// # Errors
-/// What installing a handler reports.
+/// The error of installing a handler.
 pub(crate) fn install() -> std::io::Result<()> {
     let mut result = Ok(());
     FLAG.get_or_init(|| {
@@ -41,12 +40,12 @@ pub(crate) fn install() -> std::io::Result<()> {
     result
 }
 
-/// True once the user has asked to stop.
+/// Returns true once the user has asked to stop.
 pub(crate) fn requested() -> bool {
     FLAG.get().is_some_and(|flag| flag.load(Ordering::Relaxed))
 }
 
-/// Gives up if the user has asked to stop.
+/// Fails if the user has asked to stop.
 ///
 /// # Errors
 /// [`Interrupted`].

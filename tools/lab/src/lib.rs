@@ -1,11 +1,13 @@
 //! The lab: the papers' experiments, run for real and judged.
 //!
-//! Lives here: test beds in network namespaces ([`testbed`]), the worker
-//! processes inside them ([`worker`]), the experiments, one file each
-//! ([`experiments`]), their results, claims, plots and report ([`result`],
-//! [`plot`], [`report()`]). Does not live here: anything under test. Both stacks
-//! run the same service code of `tidewall-service` under the same load of
-//! `tidewall-load`.
+//! Lives here:
+//! - test beds in network namespaces ([`testbed`])
+//! - the worker processes inside them ([`worker`])
+//! - the experiments, one file each ([`experiments`])
+//! - their results, claims, plots and report ([`result`], [`plot`], [`report()`])
+//!
+//! Does not live here: anything under test. Both stacks run the same service code of
+//! `tidewall-service` under the same load of `tidewall-load`.
 //!
 //! Read first: LRP (Druschel & Banga, OSDI 1996) §4; docs/decisions.md on what a
 //! veth pair can and cannot show.

@@ -1,8 +1,8 @@
-//! Where a processor's time goes, sampled with `perf`.
+//! A processor's activity, sampled with `perf`.
 //!
-//! The kernel's clock interrupts the processor some thousand times a second and
-//! notes what it was doing. That works without hardware counters, which virtual
-//! machines do not have, and sees the kernel's own work, the idle loop included.
+//! The kernel's clock interrupts the processor some thousand times per second and records
+//! what it was doing. That works without hardware counters, which virtual machines lack,
+//! and includes the kernel's own work and the idle loop.
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -15,9 +15,9 @@ use anyhow::Context;
 use crate::command::{absolute, run};
 use crate::worker::scratch;
 
-/// Samples a second; not in step with the scheduler's tick.
+/// Samples per second; not in step with the scheduler's tick.
 const RATE: u32 = 1999;
-/// What the kernel does when there is nothing to do.
+/// Functions that the kernel runs when there is nothing to do.
 const IDLE: [&str; 9] = [
     "default_idle",
     "safe_halt",
@@ -35,20 +35,19 @@ const IDLE: [&str; 9] = [
 pub(crate) struct Profile {
     /// While it was idle.
     pub(crate) idle: u64,
-    /// While it ran the watched process, or the kernel in nobody's name, by
-    /// function.
+    /// While it ran the watched process, or kernel work without a process, by function.
     pub(crate) functions: BTreeMap<String, u64>,
-    /// While it ran somebody else's process: not the experiment's.
+    /// While it ran another process, outside the experiment.
     pub(crate) others: u64,
 }
 
 impl Profile {
-    /// Samples without those of other people's processes.
+    /// Returns the samples without those of other processes.
     pub(crate) fn total(&self) -> u64 {
         self.idle + self.functions.values().sum::<u64>()
     }
 
-    /// Samples of the functions that `which` says yes to.
+    /// Returns the samples of the functions that `which` selects.
     pub(crate) fn of(&self, which: impl Fn(&str) -> bool) -> u64 {
         self.functions
             .iter()
@@ -58,8 +57,8 @@ impl Profile {
     }
 }
 
-/// Whether `perf` can sample here; if not, why. It is asked more than once: what
-/// it writes before it has been scheduled is empty.
+/// Checks whether `perf` can sample here; otherwise returns why. It tries more than once:
+/// the output before `perf` has been scheduled is empty.
 pub(crate) fn is_there(cpu: usize) -> Result<(), String> {
     const TRIES: u32 = 5;
     let mut why = String::new();
@@ -90,10 +89,10 @@ impl Drop for Recorder {
 }
 
 impl Recorder {
-    /// Begins to sample a processor, for so long.
+    /// Begins to sample a processor, for this long.
     ///
     /// # Errors
-    /// When there is no `perf`.
+    /// An error if there is no `perf`.
     pub(crate) fn start(cpu: usize, time: Duration) -> anyhow::Result<Self> {
         let file = scratch("perf");
         let child = Command::new(absolute("perf").context("install linux-perf")?)
@@ -118,11 +117,10 @@ impl Recorder {
         Ok(Recorder { child, file })
     }
 
-    /// Waits for the end and reads what was sampled, `process` being the one
-    /// that is watched.
+    /// Waits for the end and reads the samples; `process` is the watched one.
     ///
     /// # Errors
-    /// What `perf` reports.
+    /// The error of `perf`.
     pub(crate) fn finish(mut self, process: u32) -> anyhow::Result<Profile> {
         let status = self.child.wait()?;
         if !status.success() {
@@ -140,7 +138,7 @@ fn text(file: &Path) -> anyhow::Result<String> {
     )
 }
 
-/// Reads what `perf script` prints, a sample a line: the command's name, its
+/// Parses the output of `perf script`, one sample per line: the command's name, its
 /// process, an address and the function.
 fn read(text: &str, process: u32) -> Profile {
     let mut profile = Profile::default();
@@ -160,8 +158,8 @@ fn read(text: &str, process: u32) -> Profile {
     profile
 }
 
-/// The process and the function. The name of a command may have spaces: the
-/// address, which is hexadecimal and long, tells where it ends.
+/// Parses the process and the function. A command's name may contain spaces; the address,
+/// which is long and hexadecimal, marks its end.
 fn sample(line: &str) -> Option<(u32, &str)> {
     let is_address = |word: &str| word.len() >= 6 && u64::from_str_radix(word, 16).is_ok();
     let mut process = None;

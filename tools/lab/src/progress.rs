@@ -5,19 +5,19 @@ use std::time::Duration;
 
 use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
 
-/// Who hears how a run goes.
+/// Receives the progress of a run.
 pub trait Progress {
-    /// An experiment of `steps` measurements begins (again).
+    /// Begins (again) an experiment of `steps` measurements.
     fn begin(&mut self, what: &str, steps: u64);
-    /// A measurement is done; `what` says which and what it gave.
+    /// Reports a finished measurement; `what` names it and its result.
     fn step(&mut self, what: &str);
-    /// Something worth a line of its own.
+    /// Reports something worth its own line.
     fn line(&mut self, text: &str);
-    /// The experiment is over.
+    /// Ends the experiment.
     fn end(&mut self);
 }
 
-/// A bar on a terminal, plain lines anywhere else; both on standard error.
+/// Returns a bar on a terminal, plain lines anywhere else; both on standard error.
 pub fn automatic() -> Box<dyn Progress> {
     if std::io::stderr().is_terminal() {
         Box::new(Bar {
@@ -28,7 +28,7 @@ pub fn automatic() -> Box<dyn Progress> {
     }
 }
 
-/// Says nothing.
+/// Reports nothing.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Silent;
 
@@ -46,7 +46,7 @@ struct Bar {
 impl Progress for Bar {
     fn begin(&mut self, what: &str, steps: u64) {
         self.bar = ProgressBar::with_draw_target(Some(steps), ProgressDrawTarget::stderr());
-        // The template is ours and valid; the default bar would do as well.
+        // The template is a valid constant; the default bar would do as well.
         if let Ok(style) =
             ProgressStyle::with_template("{prefix:.bold} {bar:30} {pos}/{len} {elapsed} {wide_msg}")
         {

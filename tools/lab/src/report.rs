@@ -1,5 +1,5 @@
-//! One HTML page with everything in it: plots, tables, claims, what became of them since
-//! earlier runs, and the numbers as files to take away.
+//! One HTML page with everything: plots, tables, claims, their changes since earlier
+//! runs, and the numbers as downloadable files.
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -25,7 +25,8 @@ struct Page {
     results: Vec<Section>,
 }
 
-/// The demonstration's: its result in sentences and charts, and everything else folded.
+/// The demonstration's page: its result in sentences and charts, and everything else
+/// folded.
 #[derive(Template)]
 #[template(path = "demo.html")]
 struct DemoPage {
@@ -35,10 +36,10 @@ struct DemoPage {
     results: Vec<Section>,
 }
 
-/// The page of the demonstration.
+/// Renders the page of the demonstration.
 ///
 /// # Errors
-/// As of [`html`].
+/// Those of [`html`].
 pub(crate) fn demo(
     sentences: Vec<String>,
     charts: Vec<String>,
@@ -59,7 +60,7 @@ struct Section {
     paper: String,
     quick: bool,
     svg: String,
-    /// When the runs began that this one is set against, newest first.
+    /// Start times of the runs with which this one is compared, newest first.
     earlier: Vec<String>,
     claims: Vec<ClaimRow>,
     panels: Vec<PanelTable>,
@@ -77,7 +78,7 @@ struct ClaimRow {
     bound: String,
     paper: String,
     verdict: &'static str,
-    /// What the same claim was in each earlier run.
+    /// The same claim in each earlier run.
     before: Vec<Before>,
 }
 
@@ -107,11 +108,11 @@ struct Row {
     drops: String,
 }
 
-/// The page for these results, each set against those of `earlier` that are of the same
-/// experiment, run alike.
+/// Renders the page for these results. Each is compared with those of `earlier` that are
+/// of the same experiment, with the same options.
 ///
 /// # Errors
-/// What drawing or the template reports.
+/// The error of drawing or of the template.
 pub fn html(title: &str, results: &[ResultFile], earlier: &[ResultFile]) -> anyhow::Result<String> {
     let count = |verdict| {
         let claims = results.iter().flat_map(|result| &result.claims);
@@ -141,18 +142,18 @@ pub fn html(title: &str, results: &[ResultFile], earlier: &[ResultFile]) -> anyh
     Ok(page.render()?)
 }
 
-/// Where [`keep`] puts what a new run would overwrite.
+/// Directory in which [`keep`] saves what a new run would overwrite.
 const EARLIER: &str = "earlier";
 
-/// Moves the result of an earlier run of this name in `directory` aside, where
-/// [`report`] finds it.
+/// Moves the result of an earlier run of this name in `directory` aside, where [`report`]
+/// finds it.
 ///
 /// # Errors
-/// What the file system reports.
+/// The error of the file system.
 pub(crate) fn keep(directory: &Path, name: &str) -> anyhow::Result<()> {
     let path = directory.join(format!("{name}.json"));
     let Ok(result) = ResultFile::read(&path) else {
-        // There is none, or it is not ours to keep.
+        // There is none, or it is not an experiment's result.
         return Ok(());
     };
     let aside = directory.join(EARLIER);
@@ -163,12 +164,12 @@ pub(crate) fn keep(directory: &Path, name: &str) -> anyhow::Result<()> {
         .with_context(|| format!("cannot move {} to {}", path.display(), aside.display()))
 }
 
-/// When a run began; the beginning of time where its file does not say.
+/// Returns when a run began; the beginning of time if its file does not state it.
 fn began(result: &ResultFile) -> SystemTime {
     httpdate::parse_http_date(&result.environment.date).unwrap_or(UNIX_EPOCH)
 }
 
-/// The runs of the same experiment, quick or not as `result`, newest first.
+/// Returns the runs of the same experiment, quick or not as `result`, newest first.
 fn of_the_same<'a>(result: &ResultFile, earlier: &'a [ResultFile]) -> Vec<&'a ResultFile> {
     let alike = |other: &&ResultFile| {
         (&other.experiment, other.quick) == (&result.experiment, result.quick)
@@ -190,7 +191,7 @@ fn read(directory: &Path) -> anyhow::Result<Vec<ResultFile>> {
     files.iter().map(|path| ResultFile::read(path)).collect()
 }
 
-/// The JSON files of a directory, in the order of their names.
+/// Returns the JSON files of a directory, sorted by name.
 fn files(directory: &Path) -> anyhow::Result<Vec<PathBuf>> {
     let entries =
         fs::read_dir(directory).with_context(|| format!("cannot read {}", directory.display()))?;
@@ -206,11 +207,11 @@ fn files(directory: &Path) -> anyhow::Result<Vec<PathBuf>> {
     Ok(files)
 }
 
-/// Reads every result in `directory`, and those of earlier runs that its directory
-/// `earlier` keeps, and writes `report.html` beside them; returns its path.
+/// Reads every result in `directory`, and those of earlier runs in its directory
+/// `earlier`, and writes `report.html` beside them; returns its path.
 ///
 /// # Errors
-/// No result there, one that cannot be read, or what writing reports.
+/// No result there, an unreadable one, or the error of writing.
 pub fn report(directory: &Path) -> anyhow::Result<PathBuf> {
     let results = read(directory)?;
     let aside = directory.join(EARLIER);
@@ -227,16 +228,17 @@ pub fn report(directory: &Path) -> anyhow::Result<PathBuf> {
     Ok(path)
 }
 
-/// Every claim of the results in `directory` on one page of Markdown: what was
-/// measured, its bound, where and by which command.
+/// Lists every claim of the results in `directory` on one page of Markdown: its figure,
+/// its bound, the machine and the command.
 ///
 /// # Errors
-/// As of [`report`].
+/// Those of [`report`].
 pub fn markdown(directory: &Path) -> anyhow::Result<String> {
     let mut text = String::from(
-        "# Results\n\nWritten by `tidewall lab report DIR --markdown docs/results.md` from what \
-         `tidewall lab run` left in DIR; the curves are in docs/figures. docs/decisions.md says \
-         what falls short and why.\n",
+        "# Results\n\nEach table has the claims of one experiment, as measured, with bound and \
+         verdict. `tidewall lab report DIR --markdown docs/results.md` writes this page from the \
+         results that `tidewall lab run` left in DIR. The curves are in docs/figures. \
+         docs/decisions.md explains what falls short and why.\n",
     );
     for result in read(directory)? {
         let environment = &result.environment;
@@ -276,7 +278,7 @@ pub fn markdown(directory: &Path) -> anyhow::Result<String> {
 }
 
 impl Section {
-    /// Claims whose verdict is not that of the run before.
+    /// Returns the claims whose verdict differs from that of the previous run.
     fn changes(&self) -> impl Iterator<Item = String> {
         let changed = |claim: &&ClaimRow| {
             let before = claim.before.first();
@@ -290,7 +292,7 @@ impl Section {
     }
 }
 
-/// The same claim in another run.
+/// Finds the same claim in another run.
 fn before(result: &ResultFile, id: &str) -> Before {
     let claim = result.claims.iter().find(|claim| claim.id == id);
     claim.map_or(
@@ -436,7 +438,7 @@ fn environment(result: &ResultFile) -> Vec<(String, String)> {
     rows
 }
 
-/// Text as it may stand in a data: address (RFC 3986 §2.1).
+/// Encodes text for a data: address (RFC 3986 §2.1).
 fn percent(text: &str) -> String {
     let mut encoded = String::with_capacity(text.len() * 2);
     for byte in text.bytes() {

@@ -1,6 +1,6 @@
-//! What an experiment found, as it is written to its JSON file.
+//! The results of an experiment, as written to its JSON file.
 //!
-//! Fields that are empty are left out of the file, but for those of every experiment.
+//! Empty fields are left out of the file, except those of every experiment.
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -25,25 +25,25 @@ pub struct ResultFile {
     pub paper: String,
     /// True for a run with fewer points.
     pub quick: bool,
-    /// Runs of each point, where they were asked for (`--rounds`).
+    /// Runs of each point, if requested (`--rounds`).
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub rounds: Option<u32>,
-    /// Where and how it ran.
+    /// The machine and its settings.
     pub environment: Environment,
-    /// What `bare` took when the run began, where loads are shares of it.
+    /// The capacity of `bare` when the run began, if loads are shares of it.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub bare: Option<Capacity>,
-    /// What the numbers are.
+    /// The meaning of the numbers.
     pub axes: Axes,
     /// The curves.
     pub series: Vec<Series>,
-    /// The paper's own points where its text gives numbers, scaled to this
-    /// machine as each says.
+    /// The paper's own points, if its text gives numbers, scaled to this machine as each
+    /// states.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub reference: Vec<Series>,
-    /// What was to be shown, and whether it was.
+    /// The claims, and whether they hold.
     pub claims: Vec<Claim>,
-    /// What a reader must know besides.
+    /// Further notes for the reader.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub notes: Vec<String>,
 }
@@ -60,13 +60,13 @@ pub struct Axes {
 /// One curve.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct Series {
-    /// Whose it is, by the names of `system.rs`.
+    /// Its system, by the names of `system.rs`.
     pub system: String,
-    /// What differs from the plain experiment, in words. Curves of one setting
-    /// are drawn together.
+    /// The difference from the plain experiment, in words. Curves of one setting share a
+    /// panel.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub setting: Option<String>,
-    /// The vertical axis where it is not the experiment's.
+    /// The vertical axis, if it is not the experiment's.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub y: Option<String>,
     /// Its points, in the order of the requested load.
@@ -79,7 +79,7 @@ pub struct Series {
 /// One measured point: medians over `runs` runs.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct Point {
-    /// Median of what was offered.
+    /// Median of the offered load.
     pub x: f64,
     /// Median of the result.
     pub y: f64,
@@ -89,8 +89,8 @@ pub struct Point {
     pub high: f64,
     /// Runs that gave a result.
     pub runs: u32,
-    /// What was offered, as a share of `bare`'s capacity; none where it is not
-    /// counted so, and of a load as fast as it goes.
+    /// The offered load as a share of `bare`'s capacity; none if it is not counted so,
+    /// and for an unlimited load.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub share: Option<f64>,
     /// The result over `bare`'s at the same load.
@@ -105,8 +105,7 @@ pub struct Point {
     /// The runs themselves.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub samples: Vec<Sample>,
-    /// Which of several ways to run the system gave this point, where the best
-    /// was taken.
+    /// The variant of the system that gave this point, if the best of several was taken.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub variant: Option<String>,
 }
@@ -114,9 +113,9 @@ pub struct Point {
 /// One run of a point.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct Sample {
-    /// Number of the round that it was made in, of all that were counted.
+    /// Number of its round, among all that were counted.
     pub round: u32,
-    /// What was offered.
+    /// The offered load.
     pub x: f64,
     /// The result.
     pub y: f64,
@@ -129,7 +128,7 @@ pub struct Sample {
 }
 
 impl Point {
-    /// A result without a range.
+    /// Returns a result without a range.
     pub fn exactly(x: f64, y: f64, runs: u32) -> Self {
         Point {
             x,
@@ -143,7 +142,7 @@ impl Point {
 }
 
 impl Sample {
-    /// The same run with another of its figures as the result, where it has it.
+    /// Returns the same run with another of its figures as the result, if it has it.
     fn redrawn(&self, figure: &str) -> Option<Self> {
         Some(Sample {
             y: *self.values.get(figure)?,
@@ -153,7 +152,7 @@ impl Sample {
 }
 
 impl Series {
-    /// A curve without points yet.
+    /// Creates a curve without points.
     pub fn named(system: &str, setting: &str) -> Self {
         Series {
             system: system.to_owned(),
@@ -162,8 +161,8 @@ impl Series {
         }
     }
 
-    /// The same curve with another figure of each point above it, where there is
-    /// one; `keep` names a value that stays.
+    /// Returns the same curve with another figure of each point on the vertical axis, if
+    /// there is one; `keep` names a value that stays.
     pub fn redrawn(&self, figure: &str, setting: &str, axis: &str, keep: &str) -> Self {
         let kept = |point: &Point| {
             point
@@ -192,8 +191,8 @@ impl Series {
         }
     }
 
-    /// The same curve as one round measured it. Points of which no runs are known
-    /// stay; those that the round lacks are left out.
+    /// Returns the same curve as one round measured it. Points without known runs stay;
+    /// those that the round lacks are left out.
     pub(crate) fn of_round(&self, round: u32) -> Self {
         let points = self.points.iter().filter_map(|point| {
             if point.samples.is_empty() {
@@ -217,12 +216,12 @@ impl Series {
         }
     }
 
-    /// The point of the highest load: the last.
+    /// Returns the point of the highest load: the last.
     pub fn last(&self) -> Option<&Point> {
         self.points.last()
     }
 
-    /// The highest result.
+    /// Returns the highest result.
     pub fn peak(&self) -> Option<f64> {
         self.points
             .iter()
@@ -230,7 +229,7 @@ impl Series {
             .max_by(f64::total_cmp)
     }
 
-    /// The point whose offered load is within a tenth of `x`, the nearest.
+    /// Returns the nearest point whose offered load is within a tenth of `x`.
     pub fn at(&self, x: f64) -> Option<&Point> {
         self.points
             .iter()
@@ -238,12 +237,12 @@ impl Series {
             .min_by(|a, b| (a.x - x).abs().total_cmp(&(b.x - x).abs()))
     }
 
-    /// The point that offered this share of `bare`'s capacity.
+    /// Returns the point that offered this share of `bare`'s capacity.
     pub fn offered(&self, share: f64) -> Option<&Point> {
         self.points.iter().find(|point| point.share == Some(share))
     }
 
-    /// Maximum loss-free receive rate: the highest offered load up to which,
+    /// Returns the maximum loss-free receive rate: the highest offered load up to which,
     /// at every point, no more than `loss` (a fraction) was lost.
     pub fn mlfrr(&self, loss: f64) -> Option<f64> {
         self.points
@@ -255,33 +254,33 @@ impl Series {
 }
 
 impl ResultFile {
-    /// The curve of `system` in `setting`.
+    /// Returns the curve of `system` in `setting`.
     pub fn find(&self, system: &str, setting: Option<&str>) -> Option<&Series> {
         find(&self.series, system, setting)
     }
 
-    /// `bare`'s capacity where the horizontal axis counts in packets/s, and not in bytes
-    /// or frames.
+    /// Returns `bare`'s capacity, if the horizontal axis counts packets/s rather than
+    /// bytes or frames.
     pub(crate) fn capacity_on_axis(&self) -> Option<Capacity> {
         self.bare.filter(|_| self.axes.x.contains("packets/s"))
     }
 
-    /// Claims that more rounds would decide.
+    /// Returns the claims that more rounds would decide.
     pub fn undecided(&self) -> impl Iterator<Item = &Claim> {
         self.claims.iter().filter(|claim| claim.is_undecided())
     }
 
-    /// Claims that do not hold.
+    /// Returns the claims that do not hold.
     pub fn failed(&self) -> impl Iterator<Item = &Claim> {
         self.claims
             .iter()
             .filter(|claim| claim.holds == Some(false))
     }
 
-    /// Writes the file, whole or not at all.
+    /// Writes the file, completely or not at all.
     ///
     /// # Errors
-    /// What the file system reports, with the path.
+    /// The error of the file system, with the path.
     pub fn write(&self, path: &Path) -> anyhow::Result<()> {
         let text = serde_json::to_string_pretty(self)?;
         let beside = path.with_extension("json.new");
@@ -293,7 +292,7 @@ impl ResultFile {
     /// Reads a file.
     ///
     /// # Errors
-    /// What the file system reports, or where the text is no result.
+    /// The error of the file system, or the place where the text is invalid.
     pub fn read(path: &Path) -> anyhow::Result<Self> {
         let text =
             fs::read_to_string(path).with_context(|| format!("cannot read {}", path.display()))?;
@@ -301,7 +300,7 @@ impl ResultFile {
             .with_context(|| format!("{} is no result of an experiment", path.display()))
     }
 
-    /// The points as comma-separated values, one line each, with a heading.
+    /// Returns the points as comma-separated values, one line each, with a heading.
     pub fn csv(&self) -> String {
         let mut text = String::from("system,setting,variant,x,y,low,high,runs,values,drops\n");
         let list = |map: &BTreeMap<String, f64>| {
@@ -331,7 +330,7 @@ impl ResultFile {
     }
 }
 
-/// Sets each result beside that of `bare` at the same load, where there is one.
+/// Adds to each result its ratio to that of `bare` at the same load, if there is one.
 pub(crate) fn set_beside_bare(series: &mut [Series]) {
     let bare: Vec<Series> = series
         .iter()
@@ -354,10 +353,10 @@ pub(crate) fn set_beside_bare(series: &mut [Series]) {
     }
 }
 
-/// Name of the series that shows what the machine and the link allow.
+/// Name of the series that shows the limit of the machine and the link.
 const BARE: &str = "bare";
 
-/// A field of comma-separated values (RFC 4180 §2).
+/// Quotes a field of comma-separated values (RFC 4180 §2).
 fn quote(text: &str) -> String {
     if text.contains([',', '"', '\n']) {
         format!("\"{}\"", text.replace('"', "\"\""))
@@ -366,7 +365,7 @@ fn quote(text: &str) -> String {
     }
 }
 
-/// Curves of one system, setting and axis made one.
+/// Merges curves of the same system, setting and axis.
 pub(crate) fn merge(series: Vec<Series>) -> Vec<Series> {
     let mut merged: Vec<Series> = Vec::new();
     for one in series {
@@ -381,7 +380,7 @@ pub(crate) fn merge(series: Vec<Series>) -> Vec<Series> {
     merged
 }
 
-/// The curve of `system` in `setting`.
+/// Returns the curve of `system` in `setting`.
 pub fn find<'a>(series: &'a [Series], system: &str, setting: Option<&str>) -> Option<&'a Series> {
     series
         .iter()
@@ -392,7 +391,7 @@ pub fn find<'a>(series: &'a [Series], system: &str, setting: Option<&str>) -> Op
 pub(crate) mod tests {
     use super::*;
 
-    /// A curve through `points`.
+    /// Creates a curve through `points`.
     pub(crate) fn curve(system: &str, setting: Option<&str>, points: &[(f64, f64)]) -> Series {
         Series {
             system: system.to_owned(),
@@ -412,7 +411,7 @@ pub(crate) mod tests {
         }
     }
 
-    /// Asserts that these are the claims, with these figures, and that each with a
+    /// Asserts that these are the claims, with these figures, and that each one with a
     /// bound holds.
     pub(crate) fn all_hold(claims: &[Claim], expected: &[(&str, f64)]) {
         assert_eq!(claims.len(), expected.len());
@@ -535,7 +534,7 @@ pub(crate) mod tests {
         );
         assert_eq!(curve.peak(), Some(398.0));
         assert_eq!(curve.last().unwrap().x, 400.0);
-        // The point after the loss does not count, however well it did.
+        // The point after the loss does not count, however good it is.
         assert_eq!(curve.mlfrr(0.01), Some(200.0));
         assert_eq!(curve.mlfrr(0.001), Some(100.0));
         assert_eq!(curve.at(305.0).unwrap().y, 150.0);

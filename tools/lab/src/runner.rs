@@ -1,4 +1,4 @@
-//! Running experiments by name, and what the command's exit status is.
+//! Runs experiments by name, and defines the command's exit status.
 
 use std::fs;
 use std::io::{self, Write};
@@ -13,7 +13,7 @@ use crate::progress::Progress;
 use crate::result::ResultFile;
 use crate::testbed::privilege::{self, Missing};
 
-/// How to run, and where results go.
+/// Options of a run, and the destination of its results.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Options {
     /// Fewer points and runs, at most a minute for most experiments; the same claims.
@@ -22,22 +22,21 @@ pub struct Options {
     pub rounds: Option<u32>,
     /// Background processes of lowest priority on both processors.
     pub spinners: bool,
-    /// File for the result; of several experiments, for all as a JSON list.
+    /// File for the result; for several experiments, for all as a JSON list.
     pub json: Option<PathBuf>,
-    /// Directory for `NAME.json`, `NAME.svg` and `report.html`; made if need
-    /// be.
+    /// Directory for `NAME.json`, `NAME.svg` and `report.html`; created if necessary.
     pub out: Option<PathBuf>,
 }
 
-/// What a run gave.
+/// The results of a run.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Outcome {
-    /// One a name, in their order.
+    /// One per name, in their order.
     pub results: Vec<ResultFile>,
 }
 
 impl Outcome {
-    /// Claims that do not hold, in all results.
+    /// Returns the number of claims that do not hold, in all results.
     pub fn failed(&self) -> usize {
         self.results
             .iter()
@@ -45,7 +44,7 @@ impl Outcome {
             .sum()
     }
 
-    /// Claims that more rounds would decide, in all results.
+    /// Returns the number of claims that more rounds would decide, in all results.
     pub fn undecided(&self) -> usize {
         self.results
             .iter()
@@ -54,7 +53,7 @@ impl Outcome {
     }
 }
 
-/// The experiments, one a line: name, what it reproduces, what it measures.
+/// Lists the experiments, one per line: name, what it reproduces, what it measures.
 pub fn list() -> String {
     EXPERIMENTS
         .iter()
@@ -67,7 +66,7 @@ pub fn list() -> String {
         .collect()
 }
 
-/// That there is no experiment of a name, and which is: the nearest one, or all.
+/// Reports that no experiment has this name, and suggests the nearest one, or all.
 pub fn no_experiment(name: &str) -> String {
     let likeness = |it: &&Experiment| strsim::jaro(name, it.name);
     let nearest = EXPERIMENTS
@@ -86,17 +85,16 @@ pub fn no_experiment(name: &str) -> String {
     }
 }
 
-/// How like a name must be to be meant, of 1: as clap has it for options.
+/// Required similarity of a suggested name, of 1: that of clap for options.
 const LIKE: f64 = 0.7;
 
-/// Runs experiments one after the other, prints tables and claims to standard
-/// output and writes what `options` asks for. Ctrl-C ends it in order; calls
-/// of this and of [`demo`](fn@crate::demo) must come from the main thread.
+/// Runs experiments one after the other, prints tables and claims to standard output and
+/// writes what `options` requests. Ctrl-C ends it in order. Calls of this and of
+/// [`demo`](fn@crate::demo) must come from the main thread.
 ///
 /// # Errors
-/// [`Missing`] privileges or programs, [`Interrupted`], a name that there is
-/// not, and whatever setting up reports. Claims that fail are no error here:
-/// see [`exit_code`].
+/// [`Missing`] privileges or programs, [`Interrupted`], an unknown name, and errors of
+/// setting up. Claims that fail are no error here: see [`exit_code`].
 pub fn run(
     names: &[String],
     options: &Options,
@@ -146,16 +144,16 @@ fn choose(names: &[String]) -> anyhow::Result<Vec<&'static Experiment>> {
         .collect()
 }
 
-/// Handlers for signals, and a place for the lab itself away from the receiver.
+/// Installs signal handlers, and moves the lab itself off the receiver's processor.
 pub(crate) fn prepare() -> anyhow::Result<()> {
     interrupt::install().context("cannot handle Ctrl-C")?;
-    // On the receiver's processor it would wait behind what it measures. Where
-    // it may not be pinned it still works.
+    // On the receiver's processor the lab would wait behind what it measures. If pinning
+    // fails, it still works.
     let _ = tidewall_sys::pin(crate::testbed::Config::default().client_cpu);
     Ok(())
 }
 
-/// What is printed of a result.
+/// Returns the printed form of a result.
 pub(crate) fn text(result: &ResultFile) -> String {
     let mut text = format!("\n{} — {}\n", result.experiment, result.paper);
     text += &plot::table(result);
@@ -170,7 +168,7 @@ pub(crate) fn text(result: &ResultFile) -> String {
     text
 }
 
-/// Writes `NAME.json` and `NAME.svg`, whose paths it returns.
+/// Writes `NAME.json` and `NAME.svg`; returns their paths.
 pub(crate) fn write(
     result: &ResultFile,
     directory: &Path,
@@ -183,7 +181,7 @@ pub(crate) fn write(
     Ok([json, svg])
 }
 
-/// Keeps what was measured, before anything else can fail, then prints it.
+/// Saves the results before anything else can fail, then prints them.
 fn finish(
     result: &ResultFile,
     directory: Option<&Path>,
@@ -196,11 +194,11 @@ fn finish(
     print(out, &text(result))
 }
 
-/// Prints. A reader that has gone away (`| head`) is no error: what is measured later is still
-/// written to files.
+/// Prints text. A reader that has gone away (`| head`) is no error: later measurements
+/// are still written to files.
 ///
 /// # Errors
-/// What else writing reports.
+/// Any other error of writing.
 pub(crate) fn print(out: &mut impl Write, text: &str) -> anyhow::Result<()> {
     match out.write_all(text.as_bytes()).and_then(|()| out.flush()) {
         Err(error) if error.kind() != io::ErrorKind::BrokenPipe => {
@@ -210,9 +208,12 @@ pub(crate) fn print(out: &mut impl Write, text: &str) -> anyhow::Result<()> {
     }
 }
 
-/// The exit status of a run: 0 when every claim holds, 1 when one failed or the
-/// run did, 2 when the machine or the user lacks what it takes, 3 when none
-/// failed and one is undecided, 130 after Ctrl-C.
+/// Returns the exit status of a run:
+/// - 0 if every claim holds
+/// - 1 if one failed or the run did
+/// - 2 if the machine or the user lacks what the run needs
+/// - 3 if none failed and one is undecided
+/// - 130 after Ctrl-C
 pub fn exit_code(result: &anyhow::Result<Outcome>) -> u8 {
     match result {
         Ok(outcome) if outcome.failed() > 0 => 1,
@@ -254,7 +255,7 @@ mod tests {
             let path = directory.join(format!("{}.{kind}", result.experiment));
             assert!(fs::remove_file(path).is_ok(), "{kind}");
         }
-        // Another failure is one, but only after the files are there.
+        // Any other failure is an error, but only after the files are written.
         let mut full = Failing(io::ErrorKind::StorageFull);
         assert!(finish(&result, Some(&directory), &mut full).is_err());
         assert_eq!(fs::read_dir(&directory).unwrap().count(), 2);

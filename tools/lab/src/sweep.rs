@@ -1,4 +1,4 @@
-//! Many measurements, in rounds, made into curves.
+//! Many measurements, made in rounds and combined into curves.
 
 use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
@@ -17,29 +17,29 @@ mod plan;
 
 pub(crate) use plan::{Better, Curve, Plan};
 
-/// Curves and what went wrong.
+/// Curves and errors.
 #[derive(Debug, Default)]
 pub(crate) struct Swept {
     pub(crate) series: Vec<Series>,
     pub(crate) notes: Vec<String>,
 }
 
-/// What lets a sweep know of the world around it.
+/// The surroundings of a sweep.
 pub(crate) struct Around<'a> {
     pub(crate) name: &'a str,
-    /// What `bare` takes, where loads are shares of it. It is probed with every
-    /// round then.
+    /// The capacity of `bare`, if loads are shares of it; it is then probed with every
+    /// round.
     pub(crate) capacity: Option<&'a mut Probed>,
-    /// True when these curves leave no claim open.
+    /// Returns true if these curves leave no claim open.
     pub(crate) decided: &'a dyn Fn(&[Series]) -> bool,
 }
 
-/// Measures all curves, round by round, every other round backwards so that
-/// what changes with time changes all alike. `reduce` makes numbers of a
-/// measurement; `None` when nothing was measured, which is a failed set-up: it
-/// is tried once more, then noted and left out. A round beside which `bare` took
-/// far less or more than usual is made again, and the loads follow where the machine has
-/// changed its speed, unless they are to be [steady](Probed::steady).
+/// Measures all curves, round by round. Every other round runs backwards, so that changes
+/// over time affect all alike. `reduce` converts a measurement to numbers. It returns
+/// `None` if nothing was measured, which is a failed set-up: it is tried once more, then
+/// noted and left out. A round in which `bare`'s result is far lower or higher than usual
+/// is repeated. The loads follow if the machine has changed its speed, unless they are to
+/// be [steady](Probed::steady).
 ///
 /// # Errors
 /// [`Interrupted`].
@@ -134,7 +134,7 @@ pub(crate) fn sweep(
     Ok(swept)
 }
 
-/// The same curves with what their blasts offer, on a machine so many times as fast.
+/// Returns the same curves with their blasts scaled to a machine of this relative speed.
 fn at_speed(curves: &[Curve], speed: f64) -> Vec<Curve> {
     let mut curves = curves.to_vec();
     let follow = |rate: &mut u64| *rate = (*rate as f64 * speed).round() as u64;
@@ -149,10 +149,10 @@ fn at_speed(curves: &[Curve], speed: f64) -> Vec<Curve> {
     curves
 }
 
-/// What took longer than this to fail is not tried again in a quick run.
+/// In a quick run, a failure that took longer than this is not retried.
 const RETRY_WITHIN: Duration = Duration::from_secs(3);
-/// Rounds that are made again, whatever the time: a machine that is always disturbed
-/// is like that.
+/// Most rounds that are repeated, whatever the time: a machine that is always disturbed
+/// stays that way.
 const DISTURBED_MAX: u32 = 5;
 
 /// Number of the curve, variant, number of the load.
@@ -164,22 +164,22 @@ fn key(curve: usize, variant: Option<Receive>, place: usize) -> Key {
     (curve, variant.map(|variant| variant as u8), place)
 }
 
-/// A service's turn in a round, and what is measured on it: numbers of curves and of
-/// their loads.
+/// A service's turn in a round, and its measurements: numbers of curves and of their
+/// loads.
 struct Turn {
     variant: Option<Receive>,
     setup: Setup,
     places: Vec<(usize, usize)>,
-    /// How long it lasted when it was last measured, or its part that is left would.
+    /// Its duration when last measured, or an estimate of the part that is left.
     took: Duration,
 }
 
-/// How many points a round measures.
+/// Returns the number of points per round.
 fn places(turns: &[Turn]) -> u64 {
     turns.iter().map(|it| it.places.len() as u64).sum()
 }
 
-/// The services of curves, one for all curves that need the same.
+/// Groups curves by service: one turn for all curves that need the same service.
 fn turns_of(curves: &[Curve]) -> Vec<Turn> {
     let mut turns: Vec<Turn> = Vec::new();
     for (number, curve) in curves.iter().enumerate() {
@@ -200,8 +200,7 @@ fn turns_of(curves: &[Curve]) -> Vec<Turn> {
     turns
 }
 
-/// Leaves of each point the better variant alone, and nothing of those that could not be
-/// measured.
+/// Keeps only the better variant of each point, and no point that could not be measured.
 fn keep_better(turns: &mut Vec<Turn>, tables: &mut Tables, curves: &[Curve]) {
     for turn in turns.iter_mut() {
         let before = turn.places.len();
@@ -223,7 +222,7 @@ fn keep_better(turns: &mut Vec<Turn>, tables: &mut Tables, curves: &[Curve]) {
     });
 }
 
-/// The variant that did better at a point, and the point.
+/// Returns the better variant at a point, and the point.
 fn better(
     number: usize,
     curve: &Curve,
@@ -248,7 +247,7 @@ struct One<'a, R> {
     bench: &'a mut Bench,
     curves: &'a [Curve],
     turn: &'a Turn,
-    /// A set-up is tried once more if it failed within this.
+    /// A set-up that failed within this time is tried once more.
     retry_within: Duration,
     reduce: &'a R,
     notes: &'a mut Vec<String>,
@@ -348,7 +347,7 @@ fn load_of(curves: &[Curve], (curve, place): (usize, usize)) -> Option<(&Curve, 
     Some((curve, curve.loads.get(place)?))
 }
 
-/// A curve in a few words.
+/// Describes a curve in a few words.
 fn what(curve: &Curve, variant: Option<Receive>) -> String {
     let mut text = curve.name().to_owned();
     if let Some(variant) = variant {
@@ -360,7 +359,7 @@ fn what(curve: &Curve, variant: Option<Receive>) -> String {
     text
 }
 
-/// A load in a few words.
+/// Describes a load in a few words.
 fn describe(load: &LoadSpec) -> String {
     let mut parts = Vec::new();
     if let Some(blast) = &load.blast {
@@ -400,7 +399,7 @@ fn describe(load: &LoadSpec) -> String {
     parts.join(", ")
 }
 
-/// The better variant at every point, medians over the rounds.
+/// Returns the better variant at every point, medians over the rounds.
 fn assemble(curves: &[Curve], tables: &Tables, capacity: Option<Capacity>) -> Vec<Series> {
     let of = |(number, curve): (usize, &Curve)| Series {
         system: curve.name().to_owned(),
@@ -421,7 +420,7 @@ fn assemble(curves: &[Curve], tables: &Tables, capacity: Option<Capacity>) -> Ve
     curves.iter().enumerate().map(of).collect()
 }
 
-/// Medians over the runs of one point.
+/// Returns medians over the runs of one point.
 pub(crate) fn point(samples: &[Sample]) -> Option<Point> {
     let all = |of: fn(&Sample) -> f64| samples.iter().map(of).collect::<Vec<f64>>();
     let ys = all(|sample| sample.y);
@@ -438,7 +437,7 @@ pub(crate) fn point(samples: &[Sample]) -> Option<Point> {
         low: ys.iter().copied().min_by(f64::total_cmp)?,
         high: ys.iter().copied().max_by(f64::total_cmp)?,
         runs: samples.len() as u32,
-        // Where a run dropped nothing at a place, that counts as zero.
+        // A place at which a run dropped nothing counts as zero.
         drops: medians(|sample| &sample.drops)
             .into_iter()
             .filter_map(|(place, mut rates)| {
@@ -456,7 +455,7 @@ pub(crate) fn point(samples: &[Sample]) -> Option<Point> {
     })
 }
 
-/// The middle value; of an even number the mean of the middle two.
+/// Returns the middle value; for an even number, the mean of the middle two.
 pub(crate) fn median(values: &[f64]) -> Option<f64> {
     let mut sorted = values.to_vec();
     sorted.sort_by(f64::total_cmp);
@@ -534,7 +533,7 @@ mod tests {
         assert!(series[1].points.is_empty());
         let series = assemble(&[curve(Better::Lower)], &tables, None);
         assert_eq!(series[0].points[0].variant.as_deref(), Some("recv"));
-        // From then on, of each point the better one alone.
+        // From then on, only the better variant of each point.
         let mut turns = turns_of(&curves[..1]);
         assert_eq!(turns.len(), 2);
         let mut tables = tables;

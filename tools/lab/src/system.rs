@@ -1,4 +1,4 @@
-//! The systems that are compared, by name.
+//! The compared systems, by name.
 
 use serde::{Deserialize, Serialize};
 use tidewall::tuning::{Architecture, PolicyKind};
@@ -7,48 +7,46 @@ use tidewall_service::linux::{self, BusyPoll, Receive};
 use crate::bench::{Defence, SYN_LIMIT};
 use crate::testbed::Mode;
 
-/// Receive buffer of Linux sockets that do not poll, bytes: over a thousand
-/// small packets, as an expert would give a busy server. Tidewall's channels
-/// hold 512 frames.
+/// Receive buffer of Linux sockets that do not poll, bytes: over a thousand small
+/// packets, as an expert would configure for a busy server. Tidewall's channels hold 512
+/// frames.
 pub(crate) const RECEIVE_BUFFER: u32 = 1 << 20;
-/// Packets that one busy poll may take, the kernel's own limit.
+/// Packets per busy poll: the kernel's own limit.
 const BUSY_BUDGET: u16 = 64;
-/// How long a busy-polled receive call polls before it sleeps, µs, where the
-/// experiment does not say.
+/// Default time that a busy-polled receive call polls before it sleeps, µs.
 pub(crate) const BUSY_MICROSECONDS: u32 = 50;
 
 /// Receive control under comparison.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Control {
-    /// Who sets Bp and T.
+    /// The policy that sets Bp and T.
     pub policy: PolicyKind,
-    /// Largest Bp, frames a round; `None`: the policy's own bound.
+    /// Largest Bp, frames per round; `None`: the policy's own bound.
     pub budget: Option<u32>,
     /// Longest T, µs; `None`: the policy's own bound.
     pub interval_us: Option<u32>,
-    /// Frames that a socket holds, a queue; `None`: the stack's default.
+    /// Frames that a socket holds, per queue; `None`: the stack's default.
     pub receive_limit: Option<u32>,
 }
 
 /// A system under comparison.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 pub enum System {
-    /// No stack at all: the driver's poll, count or reply in place, poll. What
-    /// this machine and link allow.
+    /// No stack at all, the limit of this machine and link: the driver's poll, count or
+    /// reply in place, poll.
     Bare,
-    /// Tidewall: demultiplexing in the driver, all else in the receiver.
+    /// Tidewall: demultiplexing in the driver, everything else in the receiver.
     #[default]
     Tidewall,
-    /// The same in a process without privileges, on queues of the device that a
-    /// manager (`tidewalld`) handed over.
+    /// The same in an unprivileged process, on queues of the device that a manager
+    /// (`tidewalld`) handed over.
     Direct,
-    /// The same in a process without privileges or trust, behind a virtual pair
-    /// of its own.
+    /// The same in a process without privileges or trust, behind its own virtual pair.
     Private,
-    /// The same below a program that knows nothing of it: by `tidewall run`.
+    /// The same below an unmodified program: by `tidewall run`.
     Run,
-    /// The same on a device that steers: a flooded port gets a queue of its own. The
-    /// paper's NI-LRP, whose adaptor demultiplexes.
+    /// The same on a device that steers: a flooded port gets its own queue. The paper's
+    /// NI-LRP, whose adaptor demultiplexes.
     NiLrp,
     /// The same by generic XDP, as on a card whose driver has no native XDP.
     Generic,
@@ -72,7 +70,7 @@ pub enum System {
     LinuxXdp,
     /// The same behind the kernel's SYN proxy.
     LinuxSynproxy,
-    /// Linux as it comes, receiving on the sender's processor.
+    /// Linux by default, receiving on the sender's processor.
     LinuxPlain,
 }
 
@@ -80,7 +78,7 @@ impl System {
     /// The kernel's modes that receive on the receiver's processor.
     pub const LINUX: [System; 3] = [System::LinuxRps, System::LinuxTimer, System::LinuxBusy];
 
-    /// Its name in results.
+    /// Returns its name in results.
     pub fn name(self) -> &'static str {
         match self {
             System::Bare => "bare",
@@ -104,7 +102,7 @@ impl System {
         }
     }
 
-    /// How the interface is set up for it.
+    /// Returns the interface's mode for it.
     pub fn mode(self) -> Mode {
         match self {
             System::LinuxRps => Mode::Rps,
@@ -116,7 +114,7 @@ impl System {
         }
     }
 
-    /// What stands in front of its stack against a SYN flood.
+    /// Returns the defence in front of its stack against a SYN flood.
     pub(crate) fn defence(self) -> Option<Defence> {
         match self {
             System::LinuxXdp => Some(Defence::SynLimit),
@@ -125,7 +123,7 @@ impl System {
         }
     }
 
-    /// The stack's architecture, if it is the stack.
+    /// Returns the stack's architecture, if it is Tidewall's.
     pub fn architecture(self) -> Option<Architecture> {
         match self {
             System::Tidewall
@@ -142,33 +140,33 @@ impl System {
         }
     }
 
-    /// True where the stack's device is a manager's.
+    /// Returns true if a manager owns the stack's device.
     pub(crate) fn is_managed(self) -> bool {
         matches!(self, System::Direct | System::Private)
     }
 
-    /// True for the kernel's own stack.
+    /// Returns true for the kernel's own stack.
     pub fn is_linux(self) -> bool {
         self != System::Bare && self.architecture().is_none()
     }
 
-    /// True where real-time threads stand for interrupts.
+    /// Returns true if real-time threads stand for interrupts.
     pub fn needs_real_time(self) -> bool {
         self.architecture().is_some_and(Architecture::has_threads)
     }
 
-    /// The ways of receiving to try, of which the better counts.
+    /// Returns the ways of receiving to try; the better one counts.
     pub(crate) fn variants(self) -> &'static [Option<Receive>] {
         match self {
-            // An event loop has one.
+            // An event loop has only one.
             System::LinuxSuspend => &[Some(Receive::Recvmmsg)],
             _ if self.is_linux() => &[Some(Receive::Recv), Some(Receive::Recvmmsg)],
             _ => &[None],
         }
     }
 
-    /// How its sockets are set up under Linux, receiving as `receive` says.
-    /// `spin`: µs of busy waiting before sleeping, where it polls.
+    /// Returns the options of its sockets under Linux, with this `receive`. `spin`: µs of
+    /// busy waiting before sleeping, if it polls.
     pub(crate) fn linux_options(
         self,
         receive: Option<Receive>,
@@ -183,14 +181,14 @@ impl System {
             receive: receive.unwrap_or_default(),
             busy_poll: busy.then_some(busy_poll),
             epoll_busy_poll: (self.mode() == Mode::Suspend).then_some(busy_poll),
-            // Draining more than the default between two polls takes longer
-            // than the millisecond after which the softirq takes over, and
-            // then it does not let go.
+            // Draining more than the default between two polls takes longer than the
+            // millisecond after which the softirq takes over, and then the softirq does
+            // not stop.
             receive_buffer: (!busy).then_some(RECEIVE_BUFFER),
         }
     }
 
-    /// How it is run, in words for the reader of a result.
+    /// Describes how it is run, for the reader of a result.
     pub fn describe(self) -> String {
         let mode = self.mode().describe();
         match self.architecture() {

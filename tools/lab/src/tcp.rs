@@ -1,5 +1,5 @@
-//! What a client and a server of one kernel TCP connection need beyond the
-//! standard library: a port of one's own, congestion control by name, TCP_INFO.
+//! Additions to the standard library for client and server of one kernel TCP connection:
+//! a chosen local port, congestion control by name, TCP_INFO.
 
 use std::collections::BTreeMap;
 use std::io;
@@ -15,8 +15,8 @@ use tidewall_sys::option_bytes;
 /// `congestion`; small writes leave at once.
 ///
 /// # Errors
-/// EADDRINUSE for a port that is taken; ENOENT for a congestion control that
-/// the kernel has not; WouldBlock at the timeout.
+/// EADDRINUSE for a port in use; ENOENT for a congestion control that the kernel lacks;
+/// WouldBlock at the timeout.
 pub(crate) fn connect(
     port: u16,
     server: SocketAddrV4,
@@ -26,11 +26,11 @@ pub(crate) fn connect(
     let kind = SocketType::STREAM;
     let socket = socket_with(AddressFamily::INET, kind, SocketFlags::CLOEXEC, None)?;
     let stream = TcpStream::from(socket);
-    // A port whose last connection was to another server may be used again.
+    // A port whose last connection was to another server may be reused.
     set_socket_reuseaddr(&stream, true)?;
     set_tcp_congestion(&stream, congestion)?;
     stream.set_nodelay(true)?;
-    // Bounds connecting too (socket(7)).
+    // Bounds connecting, too (socket(7)).
     stream.set_write_timeout(Some(timeout))?;
     bind(&stream, &SocketAddrV4::new(Ipv4Addr::UNSPECIFIED, port))?;
     rustix::net::connect(&stream, &server)?;
@@ -40,19 +40,19 @@ pub(crate) fn connect(
 /// `struct tcp_info` (linux/tcp.h) as far as `tcpi_total_rto`, in bytes.
 const INFO: usize = 248;
 
-/// Figures of a kernel connection, by name: those of TCP_INFO that show why a
+/// Returns figures of a kernel connection, by name: those of TCP_INFO that show why a
 /// connection was fast or slow.
 ///
 /// # Errors
-/// None that is known.
+/// None is known.
 pub(crate) fn info(socket: impl AsFd) -> io::Result<BTreeMap<String, f64>> {
     let mut bytes = [0u8; INFO];
     option_bytes(socket, libc::IPPROTO_TCP, libc::TCP_INFO, &mut bytes)?;
     Ok(read_info(&bytes))
 }
 
-/// Picks the figures out of a `struct tcp_info`. What an older kernel leaves out
-/// is zero.
+/// Extracts the figures from a `struct tcp_info`. Fields that an older kernel leaves out
+/// are zero.
 fn read_info(bytes: &[u8; INFO]) -> BTreeMap<String, f64> {
     let word = |at: usize| {
         let bytes = bytes.get(at..).and_then(|bytes| bytes.first_chunk());
@@ -101,7 +101,7 @@ mod tests {
         let SocketAddr::V4(server) = listener.local_addr().unwrap() else {
             panic!("not IPv4");
         };
-        // A port that is free: somebody just had it.
+        // A free port: it was just released.
         let free = TcpListener::bind("127.0.0.1:0").unwrap();
         let port = free.local_addr().unwrap().port();
         drop(free);

@@ -1,22 +1,22 @@
-//! Measuring what a frame, a switch and an interrupt cost here, for the model
-//! of RHIP's section III ([`tidewall_receive::control::model`]), and holding
-//! the model's best Bp and T against the measured.
+//! Measures the cost of a frame, a switch and an interrupt here, for the model of RHIP's
+//! section III ([`tidewall_receive::control::model`]). Compares the model's best Bp and T
+//! with the measured ones.
 //!
-//! A service that discards runs on the softirq arrangement under the policy
-//! `napi`, whose Bp and T stand still. From the kernel's account of the softirq
-//! thread and of the serving thread, over several budgets and a flood:
+//! A service that discards runs on the softirq arrangement under the policy `napi`, whose
+//! Bp and T stand still. From the kernel's account of the softirq thread and of the
+//! serving thread, over several budgets and a flood:
 //!
 //! ```text
 //!  softirq thread's time / rounds  =  Tc(k) + Tp · frames a round
 //!  serving thread's time / rounds  =  Tc(a) + Ta · frames delivered a round
 //! ```
 //!
-//! and from a load that leaves the ring empty after each round, what an interrupt
-//! costs beyond its frames. That load is two thirds of what the flood showed to
-//! be possible: an interrupt that finds the processor idle wakes it from a halt,
-//! which takes several times as long (13.8 µs for 3.9 µs in a virtual machine)
-//! and costs nobody goodput. The numbers are processor time, so that a sender that
-//! shares nothing with the receiver but the link does not disturb them.
+//! and from a load that leaves the ring empty after each round, the cost of an interrupt
+//! beyond its frames. That load is two thirds of the maximum that the flood showed. An
+//! interrupt that finds the processor idle wakes it from a halt, which takes several
+//! times as long (13.8 µs for 3.9 µs in a virtual machine) and does not reduce goodput.
+//! The numbers are CPU time, so a sender that shares nothing with the receiver but the
+//! link does not disturb them.
 
 use std::fs;
 use std::time::Duration;
@@ -48,9 +48,9 @@ const ROOM: Room = Room {
     buffer: 512,
     ring: 256,
 };
-/// Budgets of the flood that the costs are drawn from.
+/// Budgets of the flood from which the costs are derived.
 const CALIBRATION: [u32; 6] = [2, 8, 32, 64, 128, 512];
-/// Settings that are compared besides: Bp and T in µs.
+/// Further settings for comparison: Bp and T in µs.
 const COMPARED: [(u32, u64); 6] = [
     (16, 0),
     (256, 0),
@@ -59,20 +59,19 @@ const COMPARED: [(u32, u64); 6] = [
     (256, 50),
     (256, 200),
 ];
-/// Share of what the flood showed to be possible at which an interrupt's cost is
-/// measured.
+/// Share of the flood's maximum at which an interrupt's cost is measured.
 const INTERRUPTED: f64 = 2.0 / 3.0;
-/// How often counters are read while a load is measured, ms.
+/// Interval at which counters are read while a load is measured, ms.
 const EVERY: u32 = 25;
 /// Load before measuring begins.
 const WARM_UP: Duration = Duration::from_millis(100);
 /// Time measured of each load: enough for costs within a few percent on a
 /// machine at rest.
 pub(crate) const WINDOW: Duration = Duration::from_millis(300);
-/// Longest time measured at once: the kernel's safeguards for ordinary threads
-/// may not be off for longer.
+/// Longest time measured at once: the kernel's safeguards for ordinary threads may not be
+/// off for longer.
 const WINDOW_MAX: Duration = Duration::from_millis(1500);
-/// The kernel's usual time slice, where it does not show its own.
+/// The kernel's default time slice, if it does not report its own.
 const SLICE: Duration = Duration::from_millis(3);
 /// Ranges of [`Options`].
 const WORK_MAX: u32 = 1_000_000;
@@ -81,7 +80,7 @@ const RATE_MAX: u64 = 10_000_000;
 /// See [`Options::seconds`].
 pub const SECONDS: std::ops::RangeInclusive<u32> = 3..=60;
 
-/// What to tune for.
+/// The target of the tuning.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Options {
     /// Floating-point multiplications for each packet, at most a million.
@@ -90,8 +89,8 @@ pub struct Options {
     pub payload: u16,
     /// Packets/s, 1,000 to 10,000,000; `None`: as many as the sender can.
     pub rate: Option<u64>,
-    /// Seconds of load, 3 to 60, over all settings; to start a stack for each
-    /// takes about as long again.
+    /// Seconds of load, 3 to 60, over all settings; starting a stack for each takes about
+    /// as long again.
     pub seconds: u32,
 }
 
@@ -175,24 +174,24 @@ pub struct Sample {
     pub frames: f64,
     /// Frames that the service processed.
     pub delivered: f64,
-    /// Frames that found it full.
+    /// Frames that found the socket full.
     pub overflowed: f64,
     /// Rounds that found frames.
     pub rounds: f64,
     /// Times that the device woke the poller.
     pub interrupts: f64,
-    /// Taken for the cost of an interrupt.
+    /// Measured for the cost of an interrupt.
     pub for_interrupts: bool,
     /// Context switches of both threads.
     pub switches: f64,
-    /// Processor time of the softirq thread, ns.
+    /// CPU time of the softirq thread, ns.
     pub poller_ns: f64,
-    /// Processor time of the serving thread, ns.
+    /// CPU time of the serving thread, ns.
     pub application_ns: f64,
 }
 
 impl Sample {
-    /// Its Bp and T.
+    /// Returns its Bp and T.
     pub fn setting(&self) -> Setting {
         Setting {
             budget: self.budget,
@@ -200,7 +199,7 @@ impl Sample {
         }
     }
 
-    /// What was sent, for the model.
+    /// Returns the load, for the model.
     pub fn load(&self) -> Load {
         Load {
             rate: self.offered,
@@ -209,22 +208,22 @@ impl Sample {
     }
 }
 
-/// What measuring gave.
+/// The results of measuring.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Measured {
     /// The costs.
     pub machine: Machine,
-    /// Every load, in the order of measuring. Those at the rate asked for are
-    /// comparable with each other.
+    /// Every load, in the order of measuring. Those at the requested rate are comparable
+    /// with each other.
     pub samples: Vec<Sample>,
 }
 
-/// What `tidewall tune` has to say.
+/// The results of `tidewall tune`.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Tuned {
-    /// Costs and samples at the rate asked for.
+    /// Costs, and samples at the requested rate.
     pub measured: Measured,
-    /// Where frames can wait here.
+    /// The room in which frames can wait here.
     pub room: Room,
     /// Packets/s and burst that were really sent: the median.
     pub load: Load,
@@ -233,14 +232,14 @@ pub struct Tuned {
     pub predicted: Setting,
     /// The same for a receiver that polls for itself.
     pub predicted_self_polling: Setting,
-    /// The sample with the highest goodput, of nearly equal ones the most idle.
+    /// The sample with the highest goodput; of nearly equal ones, the most idle.
     pub best: Option<Sample>,
-    /// Conditions that could not be had.
+    /// Conditions that were unavailable.
     pub shortcomings: Vec<String>,
 }
 
 impl Tuned {
-    /// What the model says of a sample.
+    /// Returns the model's prediction for a sample.
     pub fn prediction(&self, sample: &Sample) -> Prediction {
         self.measured
             .machine
@@ -248,13 +247,13 @@ impl Tuned {
     }
 }
 
-/// Measures this machine on a test bed of its own, which is taken down after;
-/// must be called from the main thread.
+/// Measures this machine on its own test bed, which is removed afterwards; must be called
+/// from the main thread.
 ///
 /// # Errors
 /// [`OutOfRange`] and [`Missing`](crate::Missing) before anything is touched;
-/// [`Interrupted`](crate::Interrupted); what building the test bed reports, and
-/// a measurement that gave no number.
+/// [`Interrupted`](crate::Interrupted); an error of building the test bed, and a
+/// measurement that gave no number.
 pub fn tune(options: Options, progress: &mut dyn Progress) -> anyhow::Result<Tuned> {
     options.check()?;
     privilege::check()?;
@@ -314,10 +313,9 @@ pub fn tune(options: Options, progress: &mut dyn Progress) -> anyhow::Result<Tun
     })
 }
 
-/// Measures the costs on a standing test bed: a flood under several budgets, and
-/// a load that leaves the ring empty. With a `rate` some settings are measured
-/// at it as well. Each of about a dozen loads is measured once, for
-/// `window`; see [`WINDOW`].
+/// Measures the costs on an existing test bed: a flood under several budgets, and a load
+/// that leaves the ring empty. With a `rate`, some settings are measured at it as well.
+/// Each of about a dozen loads is measured once, for `window`; see [`WINDOW`].
 ///
 /// # Errors
 /// [`Interrupted`](crate::Interrupted); a service or load that does not start;
@@ -370,13 +368,13 @@ fn measure_with(
     })
 }
 
-/// One load to be measured.
+/// One load to measure.
 #[derive(Clone, Copy, Debug, PartialEq)]
 struct Point {
     setting: Setting,
     /// `None`: full speed.
     rate: Option<u64>,
-    /// For the cost of an interrupt, at a rate that the flood decides.
+    /// For the cost of an interrupt, at a rate that the flood determines.
     for_interrupts: bool,
 }
 
@@ -411,14 +409,14 @@ fn points(rate: Option<u64>) -> Vec<Point> {
 /// How long each of about a dozen points is measured.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct Effort {
-    /// Time measured at once.
+    /// Time per measurement.
     window: Duration,
-    /// How often, at least once; the run of median goodput counts.
+    /// Number of runs, at least one; the run of median goodput counts.
     runs: u32,
 }
 
 impl Effort {
-    /// So that all points together are under load for `seconds`.
+    /// Returns the effort with which all points together are under load for `seconds`.
     fn of(seconds: u32, with_rate: bool) -> Self {
         let points = points(with_rate.then_some(RATE_MIN)).len() as u32 + 1;
         let each = Duration::from_secs(seconds.into()) / points;
@@ -526,15 +524,15 @@ impl Point {
     }
 }
 
-/// Whether a sample was taken at the rate asked for: the one for interrupts is
-/// not, and the flood is not when a rate was.
+/// Returns whether a sample was taken at the requested rate: the one for interrupts was
+/// not, and neither was the flood if there is a rate.
 fn is_wanted(sample: &Sample, rate: Option<u64>) -> bool {
     !sample.for_interrupts
         && rate.is_none_or(|rate| (sample.offered / rate as f64 - 1.0).abs() < 0.1)
 }
 
-/// What a setting may count on: packets do not come as evenly as in the model,
-/// nor does the receiver always run, so that half must stay free.
+/// Returns the room on which a setting may rely. Packets do not arrive as evenly as in
+/// the model, nor does the receiver always run, so half must stay free.
 fn half(room: Room) -> Room {
     Room {
         buffer: room.buffer / 2,
@@ -567,8 +565,8 @@ fn best(samples: &[Sample]) -> Option<Sample> {
         .copied()
 }
 
-/// Of the flood's samples: what a round costs beyond its frames and a frame of
-/// it, ns, for the poller and for the application.
+/// Returns, from the flood's samples, the costs of a round beyond its frames and of a
+/// frame, ns, for the poller and for the application.
 ///
 /// # Errors
 /// Too few samples with frames in them.
@@ -597,7 +595,7 @@ fn flood(samples: &[Sample]) -> anyhow::Result<[(f64, f64); 2]> {
     }
 }
 
-/// The costs that explain the samples.
+/// Returns the costs that explain the samples.
 ///
 /// # Errors
 /// Too few samples with frames in them.
@@ -609,7 +607,7 @@ fn costs(samples: &[Sample], quantum: Duration) -> anyhow::Result<Machine> {
     let Some(interrupted) = interrupted else {
         bail!("the device never interrupted, so an interrupt's cost is not known");
     };
-    // By round: the next burst often comes while the last round ends, and the
+    // Per round: the next burst often arrives while the last round ends, and then the
     // device need not interrupt for it.
     let interrupt = (interrupted.poller_ns - interrupted.frames * protocol) / interrupted.rounds;
     let nanoseconds = |time: f64| Duration::from_nanos(time.max(0.0).round() as u64);
@@ -623,7 +621,7 @@ fn costs(samples: &[Sample], quantum: Duration) -> anyhow::Result<Machine> {
     })
 }
 
-/// How long the scheduler lets a thread run while another waits.
+/// Returns how long the scheduler lets a thread run while another waits.
 fn slice() -> Duration {
     fs::read_to_string("/sys/kernel/debug/sched/base_slice_ns")
         .ok()

@@ -1,10 +1,11 @@
-//! Verdicts that two runs agree on.
+//! Verdicts on which two runs agree.
 //!
 //! Every round of an experiment measures each system once, one right after the other, in
-//! alternating order. A claim's figure is computed round by round, so that a ratio is one of
-//! neighbours in time, and its median is judged with a 95 % interval: the claim holds, or has
-//! failed, when the whole interval is on one side of the bound, and is undecided otherwise.
-//! A claim of several points at once is judged by the intervals of each ([`over_best`]).
+//! alternating order. A claim's figure is computed round by round, so that a ratio
+//! compares neighbours in time, and its median is judged with a 95 % interval. The claim
+//! holds, or has failed, if the whole interval is on one side of the bound, and is
+//! undecided otherwise. A claim of several points at once is judged by the intervals of
+//! each ([`over_best`]).
 
 use std::collections::BTreeSet;
 
@@ -13,25 +14,27 @@ use crate::sweep::median;
 
 /// Student's t for 95 %, two-sided, with 2, 3 and 4 degrees of freedom.
 const STUDENT: [f64; 3] = [4.303, 3.182, 2.776];
-/// From so many values on, order statistics reach 95 %.
+/// From this many values on, order statistics reach 95 %.
 const ORDERED: usize = 6;
-/// What a 95 % interval leaves out on either side.
+/// The tail of a 95 % interval on either side.
 const TAIL: f64 = 0.025;
 /// A probe this many standard deviations below the others is an outlier (Iglewicz and
-/// Hoaglin 1993), for which as many median absolute deviations stand, each 0.6745 of one.
+/// Hoaglin 1993). Median absolute deviations, each 0.6745 of a standard deviation, stand
+/// for those.
 const OUTLYING: f64 = 3.5 / 0.6745;
-/// A probe above this share of the median is none, nor one whose share the median is, however
-/// close together the others are: those of one session are closer than those of several.
+/// A probe above this share of the median is no outlier, nor one of which the median is
+/// more than this share, however close together the others are. The probes of one session
+/// are closer together than those of several.
 const FAR: f64 = 0.9;
 /// Probes to compare with before one can be an outlier.
 const PROBES: usize = 5;
 
-/// A 95 % confidence interval of the median, lowest and highest value.
+/// Returns a 95 % confidence interval of the median, lowest and highest value.
 ///
-/// Of six and more values it lies between two of them: the binomial distribution says how
-/// many may lie on either side of the median, whatever the values' own distribution. Fewer
-/// have no such interval; theirs is Student's, of their logarithms where all are above zero,
-/// as ratios are. `None` of fewer than three.
+/// Six or more values: it lies between two of them. The binomial distribution gives how
+/// many may lie on either side of the median, whatever the values' own distribution.
+/// Fewer values have no such interval; theirs is Student's, of their logarithms if all
+/// are above zero, as ratios are. `None` for fewer than three.
 pub(crate) fn interval(values: &[f64]) -> Option<(f64, f64)> {
     let mut sorted = values.to_vec();
     sorted.sort_by(f64::total_cmp);
@@ -54,24 +57,25 @@ pub(crate) fn interval(values: &[f64]) -> Option<(f64, f64)> {
     Some((from(mean - half), from(mean + half)))
 }
 
-/// As [`interval`], of one of `points` that are judged together: so wide that with 95 % the
-/// intervals of all of them hold their medians (Bonferroni). Between two of the values, and
-/// `None` of too few for that: seven for three points, nine for seven.
+/// Acts as [`interval`], for one of `points` that are judged together: so wide that with
+/// 95 % the intervals of all of them hold their medians (Bonferroni). It lies between two
+/// of the values, and is `None` for too few: three points need seven, seven need nine.
 pub(crate) fn interval_of_one_in(values: &[f64], points: usize) -> Option<(f64, f64)> {
     let mut sorted = values.to_vec();
     sorted.sort_by(f64::total_cmp);
     ordered(&sorted, outside(sorted.len(), TAIL / points.max(1) as f64)?)
 }
 
-/// The values between which the median is when `outside` are left out on either side.
+/// Returns the values between which the median lies if `outside` are left out on either
+/// side.
 fn ordered(sorted: &[f64], outside: usize) -> Option<(f64, f64)> {
     let last = sorted.len().checked_sub(1 + outside)?;
     Some((*sorted.get(outside)?, *sorted.get(last)?))
 }
 
-/// How many of `count` ordered values may be left out on either side: so few that the median
-/// of the whole lies among those left out with a probability of `tail` at most on each.
-/// `None` where even all of them are too few.
+/// Returns how many of `count` ordered values may be left out on either side: so few that
+/// the median of the whole lies among those left out with a probability of at most `tail`
+/// on each. `None` if even all of them are too few.
 fn outside(count: usize, tail: f64) -> Option<usize> {
     let mut probability = 0.5f64.powi(count as i32);
     let mut sum = probability;
@@ -87,7 +91,7 @@ fn outside(count: usize, tail: f64) -> Option<usize> {
     may
 }
 
-/// One figure over another; two zeroes are alike.
+/// Divides one figure by another; two zeroes are equal.
 pub(crate) fn over(own: f64, other: f64) -> f64 {
     match other <= 0.0 {
         true => 1.0 + own,
@@ -95,22 +99,22 @@ pub(crate) fn over(own: f64, other: f64) -> f64 {
     }
 }
 
-/// Figures of points over those of the best of others there, round by round.
+/// Figures of points divided by those of the best of others there, round by round.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub(crate) struct OverBest {
-    /// Of each point.
+    /// Those of each point.
     pub(crate) points: Vec<Vec<f64>>,
-    /// Of all points: the geometric mean of a round's.
+    /// Those of all points: the geometric mean of each round.
     pub(crate) mean: Vec<f64>,
 }
 
-/// Sets a system against the best of others at each of several points. A point is a row
-/// a round: the system's figure, and those of the others.
+/// Compares a system with the best of others at each of several points. A point has one
+/// row per round: the system's figure, and those of the others.
 ///
-/// The largest of several figures is above the truth by their noise, and a system that is
-/// as good as all of them would lose. So the other that is best in the median of *all other*
-/// rounds stands for the best in a round: that choice knows nothing of the noise of the
-/// round it is compared in. `None` where a point has fewer than two rounds.
+/// The largest of several figures exceeds the truth by their noise, so a system as good
+/// as all of them would lose. So the other that is best in the median of *all other*
+/// rounds stands for the best in a round: that choice is independent of the noise of the
+/// round. `None` if a point has fewer than two rounds.
 pub(crate) fn over_best(points: &[Vec<(f64, Vec<f64>)>]) -> Option<OverBest> {
     let ratios = |rounds: &Vec<(f64, Vec<f64>)>| {
         let of = |(round, (own, others)): (usize, &(f64, Vec<f64>))| {
@@ -141,8 +145,8 @@ pub(crate) fn over_best(points: &[Vec<(f64, Vec<f64>)>]) -> Option<OverBest> {
     Some(OverBest { points, mean })
 }
 
-/// True for a probe of `bare` far from the `others`: so much slower or faster was the machine
-/// that what was measured beside it was not measured at the load that it was meant for.
+/// Returns true for a probe of `bare` far from the `others`: the machine was so much
+/// slower or faster that the round was not measured at its intended load.
 pub(crate) fn is_disturbed(probe: f64, others: &[f64]) -> bool {
     let Some(usual) = median(others).filter(|_| others.len() >= PROBES) else {
         return false;
@@ -153,9 +157,9 @@ pub(crate) fn is_disturbed(probe: f64, others: &[f64]) -> bool {
     probe < (usual - apart).min(FAR * usual) || probe > (usual + apart).max(usual / FAR)
 }
 
-/// The claims of an experiment, with intervals where rounds were kept apart. Without, a
-/// claim is judged by its figure alone, as is one of points that were; of one or two rounds
-/// it stays undecided.
+/// Judges the claims of an experiment, with intervals if rounds were kept apart. Without,
+/// a claim is judged by its figure alone, as is one of points that were not measured in
+/// rounds. With one or two rounds it stays undecided.
 pub(crate) fn judge(claims: fn(&[Series]) -> Vec<Claim>, series: &[Series]) -> Vec<Claim> {
     let samples = series.iter().flat_map(|series| &series.points);
     let rounds: BTreeSet<u32> = samples
@@ -169,7 +173,7 @@ pub(crate) fn judge(claims: fn(&[Series]) -> Vec<Claim>, series: &[Series]) -> V
         let series: Vec<Series> = series.iter().map(|it| it.of_round(round)).collect();
         claims(&series)
     };
-    // What no round measured, which stays when all rounds are taken away.
+    // Figures that no round measured, which stay when all rounds are removed.
     let fixed = of_round(u32::MAX);
     let rounds: Vec<Vec<Claim>> = rounds.into_iter().map(of_round).collect();
     let of_rounds = |claim: Claim| {
@@ -190,7 +194,7 @@ pub(crate) fn judge(claims: fn(&[Series]) -> Vec<Claim>, series: &[Series]) -> V
     judged.into_iter().map(of_rounds).collect()
 }
 
-/// True when more rounds could change no verdict: none is open.
+/// Returns true if more rounds could change no verdict: none is open.
 pub(crate) fn is_decided(claims: &[Claim]) -> bool {
     claims.iter().all(|claim| !claim.is_undecided())
 }
@@ -219,7 +223,8 @@ mod tests {
         }
     }
 
-    /// Share of intervals of `count` values that hold the median of what `draw` draws.
+    /// Returns the share of intervals of `count` values that hold the median of `draw`'s
+    /// distribution.
     fn coverage(count: usize, median: f64, draw: impl Fn(&mut Random) -> f64) -> f64 {
         let mut random = Random(0x7469_6465_7761_6c6c ^ count as u64);
         let runs = 4000;
@@ -239,7 +244,8 @@ mod tests {
             let ratios = coverage(count, 0.9, |random| 0.9 * (0.2 * random.normal()).exp());
             assert!(ratios >= least, "{count} ratios: {ratios}");
         }
-        // Order statistics need no shape: long tails to one side, and values of two kinds.
+        // Order statistics need no shape: long tails to one side, and values of two
+        // kinds.
         for count in [6, 9, 14, 31] {
             let skewed = coverage(count, 2f64.ln(), |random| -random.uniform().ln());
             assert!(skewed >= least, "{count} skewed: {skewed}");
@@ -299,7 +305,7 @@ mod tests {
         );
         assert_eq!(judged[4].low, pair.low);
         assert!(!is_decided(&judged) && is_decided(&judged[..2]));
-        // Of two rounds nobody knows; without rounds the figure alone is judged.
+        // Two rounds decide nothing; without rounds the figure alone is judged.
         let few: Vec<Series> = both.iter().map(|series| few_rounds(series, 2)).collect();
         assert_eq!(judge(claims, &few)[1].verdict.name(), "undecided");
         let none: Vec<Series> = both.iter().map(|series| few_rounds(series, 0)).collect();
@@ -336,9 +342,10 @@ mod tests {
         assert!(judged[1].low.is_some_and(|low| low > 1.0));
     }
 
-    /// Figures of three points in so many rounds: a system that is `quality` of five others,
-    /// which are alike, all with 3 % of noise, on a machine whose speed changes from round to
-    /// round. At the point `only`, or at all; elsewhere it is like the others.
+    /// Returns figures of three points over this many rounds, of a system that is
+    /// `quality` of five others. Those are alike, all with 3 % of noise, on a machine
+    /// whose speed changes from round to round. The quality applies at the point `only`,
+    /// or at all; elsewhere the system is like the others.
     fn compared(
         random: &mut Random,
         rounds: usize,
@@ -361,7 +368,7 @@ mod tests {
         points
     }
 
-    /// How many of 100 runs end how: holds, FAILED, undecided.
+    /// Counts how 100 runs end: holds, FAILED, undecided.
     fn verdicts(rounds: usize, quality: f64, only: Option<usize>) -> [usize; 3] {
         let mut random = Random(0x6164_6170_7469_7665 ^ rounds as u64);
         let mut counts = [0; 3];
@@ -434,7 +441,7 @@ mod tests {
         // Nothing to choose by.
         assert_eq!(over_best(&[vec![(1.0, vec![1.0])]]), None);
         assert_eq!(over_best(&[]), None);
-        // Two zeroes are alike.
+        // Two zeroes are equal.
         let zeroes = vec![(0.0, vec![0.0]); 3];
         assert_eq!(over_best(&[zeroes]).unwrap().points, [[1.0; 3]]);
     }
@@ -486,7 +493,7 @@ mod tests {
         assert!(!is_disturbed(0.91e6, &others), "not far below");
         assert!(is_disturbed(1.12e6, &others) && !is_disturbed(1.1e6, &others));
         assert!(!is_disturbed(0.1e6, &others[..4]), "too few to say");
-        // What varies anyway is no outlier; the same in other units.
+        // A variation within the usual range is no outlier; the same in other units.
         let others = [1.0, 1.7, 0.9, 1.6, 1.2];
         assert!(!is_disturbed(0.8, &others) && !is_disturbed(2.0, &others));
         for scale in [1e-3, 1e9] {

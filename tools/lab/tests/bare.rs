@@ -1,5 +1,4 @@
-//! `bare` answers and counts what it should. Needs root; skipped, and says so,
-//! without.
+//! `bare` answers and counts correctly. Needs root; otherwise skipped, with a report.
 
 use std::fs::File;
 use std::io::{BufRead, BufReader, Write};
@@ -22,7 +21,7 @@ use tidewall_load::{BlastSpec, LoadSpec, PingSpec, SenderKind};
 use tidewall_service::{Kind, Reader, ServiceSpec};
 use tidewall_wire::ethernet::MacAddress;
 
-/// A worker of the lab in a namespace: this very test, started as one.
+/// Starts a worker of the lab in a namespace: this very test.
 fn worker(namespace: &str, test: &str, job: &Job) -> Child {
     Command::new("ip")
         .args(["netns", "exec", namespace])
@@ -37,7 +36,7 @@ fn worker(namespace: &str, test: &str, job: &Job) -> Child {
 
 const WORKER: &str = "TW_TEST_WORKER";
 
-/// The first line of a worker's that `wanted` makes something of.
+/// Returns the result of `wanted` for the first line of a worker that has one.
 fn said<T>(worker: &mut Child, wanted: impl Fn(&str) -> Option<T>) -> T {
     let output = BufReader::new(worker.stdout.as_mut().unwrap());
     let found = output.lines().find_map(|line| wanted(&line.unwrap()));
@@ -103,7 +102,7 @@ fn bare_echoes_and_counts() {
     assert!(echoed > 0, "nothing came back");
     let counts = Reader::open(&counters).unwrap().read();
     assert!(counts[0].received >= echoed && counts[0].replies >= echoed);
-    // Those by which the device's poll was found went through the kernel.
+    // The datagrams that found the device's poll went through the kernel.
     assert!(counts[1].received > 0 && counts[1].received <= packets);
     assert_eq!(
         (counts[1].replies, counts[1].bytes),
@@ -115,7 +114,7 @@ fn bare_echoes_and_counts() {
     assert!(!counters.exists());
 }
 
-/// A kernel's socket in a namespace.
+/// Returns a kernel socket in a namespace.
 fn socket(namespace: &str, address: SocketAddr) -> UdpSocket {
     let namespace = File::open(format!("/run/netns/{namespace}")).unwrap();
     let made = std::thread::spawn(move || {
@@ -159,8 +158,8 @@ fn bare_forwards_both_ways_and_runs_out_of_no_frames() {
     let client = socket(testbed.client(), (CLIENT.0, 7).into());
     let server = socket(testbed.server(), (SERVER.0, 7).into());
     let mut buffer = [0; 100];
-    // More than there are frames. One that was lost, as those are by which a poll is
-    // found, is sent again.
+    // More than there are frames. A lost one, such as those that find the poll, is sent
+    // again.
     let mut exchanged = 0u32;
     let end = Instant::now() + Duration::from_secs(20);
     while exchanged < 10_000 {

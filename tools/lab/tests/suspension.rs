@@ -1,5 +1,5 @@
-//! Event loops may suspend the interrupts of a test bed's server. Needs root and Linux 6.13;
-//! skipped, and says so, without.
+//! Event loops may suspend the interrupts of a test bed's server. Needs root and Linux
+//! 6.13; otherwise skipped, with a report.
 
 use std::fs::File;
 use std::os::fd::AsFd;
@@ -14,7 +14,7 @@ use tidewall_sys::netlink::Netdev;
 
 const WORKER: &str = "TW_TEST_WORKER";
 
-/// The timeouts of an interface's NAPIs in a namespace.
+/// Returns the timeouts of an interface's NAPIs in a namespace.
 fn timeouts(namespace: &str) -> Vec<Option<Duration>> {
     let namespace = format!("/run/netns/{namespace}");
     let thread = std::thread::spawn(move || {

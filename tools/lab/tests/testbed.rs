@@ -1,5 +1,5 @@
-//! A test bed is built in full and leaves nothing behind. Needs root; skipped,
-//! and says so, without.
+//! A test bed is built in full and leaves nothing behind. Needs root; otherwise skipped,
+//! with a report.
 
 use std::net::UdpSocket;
 use std::process::Command;
@@ -8,7 +8,7 @@ use std::time::Duration;
 use tidewall_lab::environment::Environment;
 use tidewall_lab::testbed::{Config, Mode, Testbed, names, privilege};
 
-/// True when the test can run; says why not otherwise.
+/// Returns true if the test can run; otherwise reports why not.
 fn possible(test: &str) -> bool {
     match privilege::check() {
         Ok(()) => true,
@@ -41,7 +41,7 @@ fn mine() -> Vec<String> {
         .collect()
 }
 
-/// One test, so that what it counts is not another's.
+/// A single test, so that it counts nothing of another's.
 #[test]
 fn a_test_bed_stands_and_leaves_nothing_behind() {
     if !possible("a_test_bed_stands_and_leaves_nothing_behind") {
@@ -124,7 +124,7 @@ fn a_test_bed_stands_and_leaves_nothing_behind() {
     assert_eq!(mine(), Vec::<String>::new());
 }
 
-/// A process that is killed cannot take its test bed down; its restorer does.
+/// A killed process cannot remove its test bed; its restorer does.
 #[test]
 fn a_killed_lab_leaves_nothing_behind() {
     const CHILD: &str = "TW_TEST_KILLED_LAB";
@@ -132,7 +132,7 @@ fn a_killed_lab_leaves_nothing_behind() {
         return;
     }
     if let Ok(port) = std::env::var(CHILD) {
-        // The process to be killed: says when its test bed stands.
+        // The process to be killed: reports when its test bed is complete.
         let testbed = Testbed::new(Config::default()).unwrap();
         let socket = UdpSocket::bind("127.0.0.1:0").unwrap();
         socket

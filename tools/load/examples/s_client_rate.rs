@@ -1,13 +1,13 @@
-//! Does the rate that S-clients offer depend on what the server can do?
+//! Does the rate that S-clients offer depend on the server's capacity?
 //!
-//! A server that accepts 5,000 connections a second from a short queue is
-//! offered ten times as many, by as many processes as the limit of open files
-//! makes necessary (each has D connections on their way). Prints what it was
-//! offered, second by second, and how far from the rate asked for; ends with 1
-//! where that is over 2 %. Beginning, giving up and closing 50,000 connections a
-//! second takes about one 2 GHz processor, most of it the kernel's TCP: on a
-//! machine that others use, give the program priority over them (a session of
-//! its own, -20 in its /proc/self/autogroup), or it shows theirs.
+//! A server that accepts 5,000 connections per second from a short queue is offered ten
+//! times as many. As many processes as the limit of open files requires offer them (each
+//! has D connection attempts in progress). Prints the offered rate, second by second, and
+//! its deviation from the requested rate; exits with 1 if that exceeds 2 %. Beginning,
+//! abandoning and closing 50,000 connections per second takes about one 2 GHz processor,
+//! most of it the kernel's TCP. On a shared machine, give the program priority over
+//! others (its own session, -20 in its /proc/self/autogroup), or the result includes
+//! their load.
 //!
 //! ```text
 //! cargo run --release -p tidewall-load --example s_client_rate [RATE [SECONDS [PROCESSES]]]
@@ -24,13 +24,13 @@ use std::time::Duration;
 use server::{Accepting, Behaviour, Server};
 use tidewall_load::{LoadSpec, Phase, SClientReport, SClientSpec, run};
 
-/// What the server accepts, connections/s.
+/// Connections/s that the server accepts.
 const CAPACITY: u64 = 5_000;
-/// How far off the rate may be.
+/// Permitted deviation of the rate.
 const WITHIN: f64 = 0.02;
-/// Source addresses of a process, all of 127.0.0.0/8 being this host's.
+/// Source addresses per process; all of 127.0.0.0/8 belong to this host.
 const SOURCES: u8 = 16;
-/// What comes before the specification of a process.
+/// Precedes the specification of a process.
 const PART: &str = "--part";
 
 fn main() -> ExitCode {

@@ -1,4 +1,4 @@
-//! Circuits: frames of PDUs, and an end that asks over one.
+//! Circuits: frames of PDUs, and a client end that sends requests over one.
 //!
 //! Circuit 0.PORT stands for the port of a destination.
 
@@ -23,7 +23,7 @@ const fn circuit(port: u16) -> Circuit {
     Circuit { vpi: 0, vci: port }
 }
 
-/// The frames of one PDU of zeros, all of the same length but the last.
+/// Returns the frames of one PDU of zeros, all of the same length except the last.
 pub(crate) fn frames(spec: &BlastSpec, path: &Path) -> io::Result<Vec<Vec<u8>>> {
     let header = ethernet::Header {
         destination: path.destination_mac,
@@ -50,7 +50,7 @@ pub(crate) fn frames(spec: &BlastSpec, path: &Path) -> io::Result<Vec<Vec<u8>>> 
     made().map_err(|error| invalid(error.to_string()))
 }
 
-/// The PDU in the frame mode, so many cells a packet.
+/// Splits the PDU in frame mode, into packets of this many cells.
 fn parts(port: u16, pdu: &[u8], cells: usize) -> Result<Vec<Vec<u8>>, EmitError> {
     let label = Label::of_circuit(circuit(port)).unwrap_or(CELLS);
     let mut parts = pdu.chunks(cells.max(1) * CELL_PAYLOAD_LEN).peekable();
@@ -67,7 +67,7 @@ fn parts(port: u16, pdu: &[u8], cells: usize) -> Result<Vec<Vec<u8>>, EmitError>
     Ok(packets)
 }
 
-/// Its cells in the N-to-one mode, so many a packet.
+/// Returns its cells in the N-to-one mode, this many per packet.
 fn cells(port: u16, pdu: &[u8], most: usize) -> Result<Vec<Vec<u8>>, EmitError> {
     let (all, _) = pdu.as_chunks::<CELL_PAYLOAD_LEN>();
     let last = all.len().saturating_sub(1);
@@ -91,7 +91,7 @@ fn cells(port: u16, pdu: &[u8], most: usize) -> Result<Vec<Vec<u8>>, EmitError> 
     Ok(packets)
 }
 
-/// One end of a circuit, on a stack of its own.
+/// One end of a circuit, on its own stack.
 pub(crate) struct CircuitEnd {
     socket: AtmSocket,
     // Dropped last.
@@ -99,7 +99,7 @@ pub(crate) struct CircuitEnd {
 }
 
 impl CircuitEnd {
-    /// Takes the interface that the kernel would reach the destination by.
+    /// Takes the interface that the kernel's route to the destination uses.
     pub(crate) fn open(spec: &PingSpec) -> io::Result<Self> {
         let to = spec.destination;
         let route = crate::neighbour::route(to.ip(), None)?;

@@ -1,5 +1,5 @@
-//! A client's part of the Domain Name System, as far as a load needs it (RFC 1035 §4): one
-//! query, sent again and again under another ID.
+//! The client side of the Domain Name System, as far as a load needs it (RFC 1035 §4):
+//! one query, sent repeatedly with a different ID.
 
 /// Bytes of an ID, which comes first.
 pub(crate) const ID: usize = 2;
@@ -9,8 +9,8 @@ const HEADER: usize = 12;
 const LABEL_MAX: usize = 63;
 const NAME_MAX: usize = 253;
 
-/// What follows the ID of a query for the address (A) of `name`, recursion desired. `None`: no
-/// name.
+/// Returns a query for the address (A) of `name`, without the ID in front, recursion
+/// desired. `None`: not a valid name.
 pub(crate) fn query(name: &str) -> Option<Vec<u8>> {
     // Flags: RD. One question, and no records.
     let mut bytes = vec![1, 0, 0, 1, 0, 0, 0, 0, 0, 0];
@@ -29,7 +29,8 @@ pub(crate) fn query(name: &str) -> Option<Vec<u8>> {
     Some(bytes)
 }
 
-/// Whether this is an answer without error (QR, RCODE 0) that has a record at least.
+/// Returns whether this is an answer without error (QR, RCODE 0) that has at least one
+/// record.
 pub(crate) fn is_answer(message: &[u8]) -> bool {
     let Some(&[_, _, flags, more_flags, _, _, answers_high, answers_low, ..]) =
         message.first_chunk::<HEADER>()

@@ -1,23 +1,22 @@
-//! The closed loop without its socket: which request goes next, which reply
-//! answers what, what is lost. Times go in as nanoseconds.
+//! The closed loop without its socket: which request goes next, which reply answers which
+//! request, and which are lost. Times are nanoseconds, passed in.
 
 use std::collections::VecDeque;
 
 use crate::report::PingCounts;
 use crate::spec::PingSpec;
 
-/// How far an open loop may fall behind before requests are given up, ns.
+/// How far an open loop may fall behind before requests are skipped, ns.
 const BEHIND_MAX: u64 = 1_000_000_000;
 /// Pause after a request that could not be sent, ns.
 const RETRY_AFTER: u64 = 1_000_000;
 
-/// A place in flight.
+/// A slot for a request in flight.
 #[derive(Clone, Copy, Debug)]
 struct Slot {
-    /// Number of its request; its remainder by the number of slots is the
-    /// slot's own index.
+    /// Number of its request; modulo the number of slots it is the slot's own index.
     number: u64,
-    /// When the request was sent; `None` while there is none.
+    /// When the request was sent; `None` without a request.
     sent_at: Option<u64>,
     /// When it was due: when it was sent, unless there is a rate.
     due: u64,
@@ -25,7 +24,7 @@ struct Slot {
     ready_at: u64,
 }
 
-/// The time a reply took, ns.
+/// The time until a reply, ns.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct RoundTrip {
     /// Since its request was due.
@@ -44,9 +43,9 @@ pub(crate) struct Exchange {
     interval: u64,
     /// Requests/s of an open loop.
     rate: Option<u64>,
-    /// Number of the request of an open loop that is due next.
+    /// Number of the open loop's next due request.
     next: u64,
-    /// The bits of a number that the payload has room for.
+    /// The bits of a number that fit into the payload.
     mask: u64,
     /// No request in flight expires before this time.
     expiry: u64,
@@ -81,13 +80,13 @@ impl Exchange {
         self.counts
     }
 
-    /// Counts an error of the socket.
+    /// Counts a socket error.
     pub(crate) fn error(&mut self) {
         self.counts.errors += 1;
     }
 
-    /// The request that [`Exchange::next_request`] gave could not be sent: not
-    /// before a while, so that an unreachable destination does not keep the
+    /// Records that the request from [`Exchange::next_request`] could not be sent. It is
+    /// retried after a pause, so that an unreachable destination does not keep the
     /// processor busy.
     pub(crate) fn not_sent(&mut self, now: u64) {
         if let Some(slot) = self
@@ -99,8 +98,8 @@ impl Exchange {
         }
     }
 
-    /// The number of a request that may be sent now, to be written into the
-    /// first bytes of its payload. Tell [`Exchange::sent`] when it was.
+    /// Returns the number of a request that may be sent now, for the first bytes of its
+    /// payload. Call [`Exchange::sent`] once it is sent.
     pub(crate) fn next_request(&mut self, now: u64) -> Option<u64> {
         if self.due().is_some_and(|due| due > now) {
             return None;
@@ -115,7 +114,7 @@ impl Exchange {
         self.slots.get(*self.idle.front()?).map(|slot| slot.number)
     }
 
-    /// The request that [`Exchange::next_request`] gave was sent at `now`.
+    /// Records that the request from [`Exchange::next_request`] was sent at `now`.
     pub(crate) fn sent(&mut self, now: u64) {
         let due = self.due();
         let Some(index) = self.idle.pop_front() else {
@@ -132,13 +131,13 @@ impl Exchange {
         self.counts.sent += 1;
     }
 
-    /// When the next request of an open loop is due.
+    /// Returns when the open loop's next request is due.
     fn due(&self) -> Option<u64> {
         let after = u128::from(self.next) * 1_000_000_000 / u128::from(self.rate?.max(1));
         Some(u64::try_from(after).unwrap_or(u64::MAX))
     }
 
-    /// Gives up what an open loop is hopelessly behind with.
+    /// Skips the requests that an open loop can no longer catch up on.
     fn skip(&mut self, now: u64) {
         let (Some(due), Some(rate)) = (self.due(), self.rate) else {
             return;
@@ -152,8 +151,8 @@ impl Exchange {
         }
     }
 
-    /// Takes a reply that came at `now`; its round-trip time when it answers a
-    /// request in flight.
+    /// Accepts a reply at time `now`; returns its round-trip time if it answers a request
+    /// in flight.
     pub(crate) fn reply(&mut self, payload: &[u8], now: u64) -> Option<RoundTrip> {
         let mut bytes = [0; 8];
         for (to, from) in bytes.iter_mut().zip(payload) {
@@ -187,7 +186,7 @@ impl Exchange {
         Some(took)
     }
 
-    /// Gives up the requests whose time is over.
+    /// Expires the requests that have timed out.
     pub(crate) fn expire(&mut self, now: u64) {
         self.skip(now);
         if now < self.expiry {
@@ -211,7 +210,7 @@ impl Exchange {
         }
     }
 
-    /// When there is something to do again unless a reply comes first.
+    /// Returns when there is something to do again, unless a reply arrives first.
     pub(crate) fn deadline(&self) -> u64 {
         let due = self.due().unwrap_or(0);
         self.idle
@@ -239,7 +238,7 @@ mod tests {
         took.map(|took| took.raw)
     }
 
-    /// Sends all that may be sent at `now`.
+    /// Sends everything that may be sent at `now`.
     fn send(exchange: &mut Exchange, now: u64) -> Vec<u64> {
         let mut numbers = Vec::new();
         while let Some(number) = exchange.next_request(now) {
@@ -360,7 +359,7 @@ mod tests {
         assert_eq!(exchange.deadline(), 100_000);
         assert_eq!(send(&mut exchange, 99_999), [0; 0]);
         assert_eq!(send(&mut exchange, 100_000), [1]);
-        // Two more are due at 200 and 300 µs, and no place is free.
+        // Two more are due at 200 and 300 µs, and no slot is free.
         assert_eq!(send(&mut exchange, 350_000), [0; 0]);
         assert_eq!(
             raw(exchange.reply(&0u64.to_le_bytes(), 350_000)),
@@ -371,7 +370,7 @@ mod tests {
         assert_eq!((took.corrected, took.raw), (160_000, 10_000));
         assert_eq!(send(&mut exchange, 360_000), [4], "of the same place");
         assert_eq!(exchange.counts().skipped, 0);
-        // Nothing happens for 3 s: all but the last is given up.
+        // Nothing happens for 3 s: all but the last are skipped.
         exchange.expire(3_000_000_000);
         let skipped = exchange.counts().skipped;
         assert!((19_990..=20_000).contains(&skipped), "{skipped}");

@@ -1,11 +1,9 @@
-//! Many connections that are opened and then do next to nothing: load-adding
-//! clients.
+//! Load-adding clients: many connections that are opened and then do next to nothing.
 //!
-//! Every connection begun is under way, or it failed, timed out or was opened;
-//! every one opened is open, or the server closed or reset it. One that nothing
-//! happens to costs no time: epoll reports those that end, and the bytes of
-//! slow ones are due in the order in which they were last, all having the same
-//! period.
+//! Every connection begun is being opened, or it failed, timed out or was opened. Every
+//! opened one is open, or the server closed or reset it. An idle connection costs no
+//! time: epoll reports those that end. All slow connections have the same period, so
+//! their bytes are due in the order of their last ones.
 
 use std::collections::VecDeque;
 use std::io::{self, Read, Write};
@@ -23,32 +21,32 @@ use crate::report::{IdleCounts, IdleReport};
 use crate::spec::{Habit, IdleSpec, Reuse};
 use crate::tcp::{Epoll, Event, Ways, raise_descriptors};
 
-/// Connections that are being opened at once: fewer than any sensible backlog.
+/// Connections being opened at once: fewer than any sensible backlog.
 const AT_ONCE: usize = 256;
 /// Descriptors beside the connections.
 const OTHERS: u64 = 512;
-/// How often they are looked at while nothing is due, ns.
+/// How often the connections are checked while nothing is due, ns.
 const LOOK: u64 = 20_000_000;
 /// Shortest sleep between two connections of the pace, ns.
 const PACE_SLEEP: u64 = 1_000_000;
-/// How far the pace may be caught up, ns.
+/// Longest backlog that the pace may catch up, ns.
 const BEHIND_MAX: u64 = 10_000_000;
 /// Pause after a connection that failed, ns.
 const RETRY_AFTER: u64 = 1_000_000;
 /// Longest time that one connection may take to open, ns.
 const OPENING_MAX: u64 = 10_000_000_000;
-/// Bytes sent or read between two looks at anything else.
+/// Bytes sent or read before anything else is checked.
 const BATCH: usize = 256;
-/// Receive buffer of one that sips: Linux makes it the least it can (tcp(7)).
+/// Receive buffer of a sipping connection: Linux raises it to its minimum (tcp(7)).
 const SIP_BUFFER: u32 = 1;
-/// What follows the head of a request that never ends (RFC 9112 §5).
+/// Bytes behind the head of a request that never ends (RFC 9112 §5).
 const FIELDS: &[u8] = b"X-More: 1\r\n";
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum State {
     Closed,
     Connecting,
-    /// Asked for the document that it is to have before it is silent.
+    /// Has asked for the document that it receives before it is silent.
     Asked,
     Open,
 }
@@ -57,16 +55,15 @@ enum State {
 struct Place {
     stream: Option<TcpStream>,
     state: State,
-    /// Tells what is meant for this connection from what was for the one
-    /// before.
+    /// Distinguishes events for this connection from those for its predecessor.
     generation: u32,
     /// Bytes of the request sent by a trickle.
     sent: u32,
-    /// Of those that read one.
+    /// The response, if it reads one.
     response: Option<Box<Response>>,
 }
 
-/// A place and its generation.
+/// A slot and its generation.
 type Key = (u32, u32);
 
 /// Idle connections.
@@ -80,17 +77,18 @@ pub(crate) struct Idle {
     events: Vec<Event>,
     places: Vec<Place>,
     free: Vec<u32>,
-    /// Connections on their way, in their order, and when they are given up.
+    /// Connections being opened, in their order, with their deadlines.
     openings: VecDeque<(u64, Key)>,
     under_way: usize,
     open: usize,
-    /// Whose byte is due when.
+    /// Connections with slow bytes, and when the next byte is due.
     bytes: VecDeque<(u64, Key)>,
     /// When the next connection may be begun.
     begin_at: u64,
     /// When there is something to do again.
     look_at: u64,
-    /// Times count from when opening began; the run began so much later.
+    /// How long after the beginning of the opening the run began; times count from that
+    /// beginning.
     run_at: Option<u64>,
     opened: u32,
     counts: IdleCounts,
@@ -98,9 +96,9 @@ pub(crate) struct Idle {
 }
 
 impl Idle {
-    /// Opens all, or as many as can be opened in the time given, unless `stop`
-    /// becomes true. Calls `progress` every `interval`, with the time since the
-    /// beginning and the counts since the call before.
+    /// Opens all, or as many as can be opened in the time given, unless `stop` becomes
+    /// true. Calls `progress` every `interval`, with the time since the beginning and the
+    /// counts since the previous call.
     pub(crate) fn open(
         spec: &IdleSpec,
         stop: &AtomicBool,
@@ -175,8 +173,8 @@ impl Idle {
         })
     }
 
-    /// Does what is due at `now`, ns since the run began. True when there may
-    /// be more to do at once.
+    /// Does what is due at `now`, ns since the run began. Returns true if there may be
+    /// more to do at once.
     pub(crate) fn poll(&mut self, now: u64) -> io::Result<bool> {
         let now = now.saturating_add(self.run_at.unwrap_or(0));
         if now < self.look_at {
@@ -185,7 +183,7 @@ impl Idle {
         self.poll_at(now)
     }
 
-    /// When there is something to do again, ns since the run began.
+    /// Returns when there is something to do again, ns since the run began.
     pub(crate) fn deadline(&self) -> u64 {
         self.look_at.saturating_sub(self.run_at.unwrap_or(0))
     }
@@ -194,7 +192,7 @@ impl Idle {
         self.counts - std::mem::replace(&mut self.reported, self.counts)
     }
 
-    /// Looks for those that have ended, and closes all.
+    /// Checks for connections that have ended, and closes all.
     pub(crate) fn report(mut self) -> IdleReport {
         for _ in 0..=self.places.len() / BATCH {
             if !matches!(self.take_events(0), Ok(true)) {
@@ -225,7 +223,7 @@ impl Idle {
         Ok(busy)
     }
 
-    /// Connections to be begun still.
+    /// Returns the number of connections still to be begun.
     fn missing(&self) -> usize {
         if self.run_at.is_some() && !self.spec.replace {
             return 0;
@@ -245,7 +243,7 @@ impl Idle {
             self.counts.begun += 1;
             if let Err(error) = self.begin(now) {
                 self.counts.failed += 1;
-                // Refused on the spot is not for want of anything here.
+                // An immediate refusal is not caused by a shortage here.
                 if self.run_at.is_none() && error.kind() != io::ErrorKind::ConnectionRefused {
                     return Err(io::Error::new(
                         error.kind(),
@@ -264,7 +262,7 @@ impl Idle {
 
     fn begin(&mut self, now: u64) -> io::Result<()> {
         let stream = self.ways.connect()?;
-        // Ports in TIME-WAIT would be missing for the next to open.
+        // Ports in TIME-WAIT would be missing for the next connections.
         set_socket_linger(&stream, Some(Duration::ZERO))?;
         let index = match self.free.pop() {
             Some(index) => index,
@@ -295,7 +293,7 @@ impl Idle {
         Ok(())
     }
 
-    /// Gives up connections that have been on their way until `now`.
+    /// Gives up connections that are still being opened at `now`.
     fn give_up(&mut self, now: u64) {
         while let Some(&(at, (index, generation))) = self.openings.front() {
             let waits = self.places.get(index as usize).is_some_and(|place| {
@@ -313,7 +311,7 @@ impl Idle {
         }
     }
 
-    /// True when there were events.
+    /// Handles events; returns true if there were any.
     fn take_events(&mut self, now: u64) -> io::Result<bool> {
         let mut events = std::mem::take(&mut self.events);
         let taken = self.epoll.wait(0, &mut events);
@@ -342,7 +340,7 @@ impl Idle {
             State::Open if event.ended => return self.ended(index),
             _ => return,
         }
-        // The end may have come with what was waited for: it is reported once.
+        // The end may arrive with the expected bytes: it is reported once.
         if event.ended {
             match self.places.get(index as usize).map(|place| place.state) {
                 Some(State::Asked) => self.read_document(index, now),
@@ -382,7 +380,7 @@ impl Idle {
         self.stands(index);
     }
 
-    /// The connection is as it is to be.
+    /// Records that the connection is open.
     fn stands(&mut self, index: u32) {
         if let Some(place) = self.places.get_mut(index as usize) {
             place.state = State::Open;
@@ -413,13 +411,13 @@ impl Idle {
                     place.response = None;
                     return self.stands(index);
                 }
-                // One that the server does not keep is not to be had.
+                // A connection that the server does not keep counts as failed.
                 _ => return self.fail(index, now),
             }
         }
     }
 
-    /// Sends and reads the bytes that are due. True when there may be more.
+    /// Sends and reads the bytes that are due. Returns true if there may be more.
     fn send_and_read(&mut self, now: u64) -> bool {
         for _ in 0..BATCH {
             let Some(&(due, key)) = self.bytes.front() else {
@@ -438,7 +436,7 @@ impl Idle {
                 continue;
             }
             if self.one_byte(index) {
-                // Nobody's bytes are made up for.
+                // Missed bytes are not made up for.
                 let next = due.saturating_add(self.every);
                 let next = if next > now {
                     next
@@ -453,7 +451,7 @@ impl Idle {
         true
     }
 
-    /// False when the connection is no more.
+    /// Sends or reads one byte; returns false if the connection is gone.
     fn one_byte(&mut self, index: u32) -> bool {
         let Some(place) = self.places.get_mut(index as usize) else {
             return false;
@@ -490,7 +488,8 @@ impl Idle {
                 };
                 if let Outcome::Complete { close: false, .. } = response.take(&byte) {
                     response.reset();
-                    // What does not fit now is asked for never: it is slow enough.
+                    // A request that does not fit now is never repeated: the connection
+                    // is slow enough.
                     let _ = stream.write(&self.request);
                 }
                 true
@@ -499,7 +498,7 @@ impl Idle {
         }
     }
 
-    /// The server ended a connection that stood.
+    /// Records that the server ended an open connection.
     fn ended(&mut self, index: u32) {
         let Some(place) = self.places.get(index as usize) else {
             return;
@@ -515,7 +514,7 @@ impl Idle {
         self.close(index);
     }
 
-    /// A connection on its way came to nothing.
+    /// Records that opening a connection failed.
     fn fail(&mut self, index: u32, now: u64) {
         self.counts.failed += 1;
         self.begin_at = self.begin_at.max(now.saturating_add(RETRY_AFTER));

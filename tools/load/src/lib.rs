@@ -1,22 +1,28 @@
-//! Load generators: what the experiments, `tidewall load` and `tidewall blast`
-//! throw at a host.
+//! Load generators: the loads that the experiments, `tidewall load` and `tidewall blast`
+//! put on a host.
 //!
-//! Lives here: the open-loop blast of UDP datagrams, TCP SYN segments or AAL5 PDUs
-//! ([`BlastSpec`]) with its three kinds of sender, calls over UDP
-//! and circuits ([`PingSpec`]), requests at a rate that the server cannot slow down
-//! ([`SClientSpec`]), connections that do next to nothing ([`IdleSpec`]), the
-//! other loads over TCP ([`HttpSpec`], [`ProbeSpec`], [`StreamSpec`]), all paced
-//! on one thread ([`run()`]), and the look-up of the destination's Ethernet
-//! address ([`neighbour`]).
-//! Does not live here: receivers, test beds (that is `tidewall-lab`), and
-//! anything that a server needs. No threads are kept: a run uses the caller's
-//! thread, its network namespace and nothing else.
+//! Lives here:
+//! - the open-loop blast of UDP datagrams, TCP SYN segments or AAL5 PDUs ([`BlastSpec`])
+//!   with its three kinds of sender
+//! - calls over UDP and circuits ([`PingSpec`])
+//! - requests at a rate that the server cannot slow down ([`SClientSpec`])
+//! - connections that do next to nothing ([`IdleSpec`])
+//! - the other loads over TCP ([`HttpSpec`], [`ProbeSpec`], [`StreamSpec`])
+//! - the loop that paces them all on one thread ([`run()`])
+//! - the look-up of the destination's Ethernet address ([`neighbour`])
 //!
-//! Read first: LRP (Druschel & Banga, OSDI 1996) §4 for what the loads are for;
-//! Banga & Druschel, "Measuring the Capacity of a Web Server" (USITS 1997) on
-//! S-clients; RFC 2544 §21 on bursts; RFC 4987 on SYN floods; RFC 9112 §6 on
-//! where a response ends; Documentation/networking/af_xdp.rst and
-//! Documentation/bpf/bpf_prog_run.rst in the Linux tree for the two senders.
+//! Does not live here: receivers, test beds (that is `tidewall-lab`), and anything that a
+//! server needs. The crate keeps no threads: a run uses the caller's thread, its network
+//! namespace and nothing else.
+//!
+//! Read first:
+//! - LRP (Druschel & Banga, OSDI 1996) §4 for the purpose of the loads
+//! - Banga & Druschel, "Measuring the Capacity of a Web Server" (USITS 1997) on S-clients
+//! - RFC 2544 §21 on bursts
+//! - RFC 4987 on SYN floods
+//! - RFC 9112 §6 on where a response ends
+//! - Documentation/networking/af_xdp.rst and Documentation/bpf/bpf_prog_run.rst in the
+//!   Linux tree for the two senders
 //!
 //! ```text
 //!  LoadSpec ─► run ─┬─ pacer ─► sender (skb │ frame │ socket) ─► interface

@@ -1,7 +1,7 @@
-//! From a destination to an interface, a source address and two Ethernet
-//! addresses, as the kernel knows them; and whether a blast may go there.
+//! Finds the interface, source address and two Ethernet addresses for a destination, as
+//! the kernel knows them, and checks whether a blast may go there.
 //!
-//! Asks in the calling thread's namespace.
+//! The lookups use the calling thread's namespace.
 
 use std::io;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, SocketAddrV6, UdpSocket};
@@ -17,14 +17,14 @@ use tidewall_wire::ethernet::MacAddress;
 use crate::report::InterfaceCounters;
 use crate::spec::invalid;
 
-/// How long the kernel gets to find a neighbour: it asks three times, a second
-/// apart, but on a working link the first answer comes at once.
+/// Longest wait for the kernel to find a neighbour. It sends three requests, a second
+/// apart, but on a working link the first answer arrives at once.
 const ASK_FOR: Duration = Duration::from_millis(1500);
-/// The discard service (RFC 863), where the datagram that makes the kernel ask
-/// for the neighbour does no harm.
+/// The discard service (RFC 863). The datagram that makes the kernel resolve the
+/// neighbour does no harm there.
 const DISCARD_PORT: u16 = 9;
 
-/// What an interface is, as far as blasting through it is concerned.
+/// The kind of an interface, as far as blasting through it is concerned.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum LinkKind {
     /// `lo`: nothing leaves the namespace.
@@ -42,29 +42,29 @@ pub struct Link {
     pub name: String,
     /// Its index.
     pub index: u32,
-    /// Its Ethernet address; zeros when it has none.
+    /// Its Ethernet address; zeros if it has none.
     pub mac: MacAddress,
     /// Most bytes of an IP packet.
     pub mtu: u32,
-    /// What it is.
+    /// Its kind.
     pub kind: LinkKind,
 }
 
-/// A way to a destination.
+/// A route to a destination.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Route {
     /// Name of the interface.
     pub interface: String,
-    /// The router, or the destination itself when it is on the link.
+    /// The router, or the destination itself if it is on the link.
     pub next_hop: IpAddr,
     /// Source address that the kernel would use.
     pub source: Option<IpAddr>,
 }
 
-/// The interface of this name in the caller's namespace.
+/// Returns the interface of this name in the caller's namespace.
 ///
 /// # Errors
-/// ENODEV when there is none.
+/// ENODEV if there is none.
 pub fn link(name: &str) -> io::Result<Link> {
     Rtnetlink::open()
         .and_then(|mut netlink| netlink.link_named(name))
@@ -89,11 +89,10 @@ impl Link {
     }
 }
 
-/// The kernel's route to `destination`, through `interface` if one is named.
+/// Returns the kernel's route to `destination`, through `interface` if one is named.
 ///
 /// # Errors
-/// When there is no route, with what mends it; ENODEV when there is no such
-/// interface.
+/// An error with the remedy if there is no route; ENODEV if there is no such interface.
 pub fn route(destination: IpAddr, interface: Option<&str>) -> io::Result<Route> {
     let mut netlink = Rtnetlink::open()?;
     let through = interface.map(link).transpose()?.map(|link| link.index);
@@ -114,14 +113,13 @@ pub fn route(destination: IpAddr, interface: Option<&str>) -> io::Result<Route> 
     })
 }
 
-/// The Ethernet address of a neighbour on `link`. When the kernel does not know
-/// it, makes it ask by sending one datagram to `destination`'s discard port,
-/// and waits up to 1.5 s for the answer. On a loopback interface all addresses
-/// are zero.
+/// Returns the Ethernet address of a neighbour on `link`. If the kernel does not know it,
+/// sends one datagram to `destination`'s discard port so that the kernel resolves it, and
+/// waits up to 1.5 s for the answer. On a loopback interface all addresses are zero.
 ///
 /// # Errors
-/// `HostUnreachable` when the neighbour does not answer, with the command that
-/// tells the kernel by hand.
+/// `HostUnreachable` if the neighbour does not answer, with the command that configures
+/// the neighbour by hand.
 pub fn mac(link: &Link, next_hop: IpAddr, destination: IpAddr) -> io::Result<MacAddress> {
     if link.kind == LinkKind::Loopback {
         return Ok(MacAddress::default());
@@ -176,19 +174,19 @@ fn ask(link: &Link, destination: IpAddr) -> io::Result<()> {
     Ok(())
 }
 
-/// Ties a socket to an interface (SO_BINDTODEVICE).
+/// Binds a socket to an interface (SO_BINDTODEVICE).
 pub(crate) fn bind_to_interface(socket: impl AsFd, interface: &str) -> io::Result<()> {
     let name = interface.as_bytes();
     set_option_bytes(socket, libc::SOL_SOCKET, libc::SO_BINDTODEVICE, name)
 }
 
-/// True when the calling thread is in another network namespace than process 1.
-/// False when that cannot be known, say because `/proc` hides other processes.
+/// Returns true if the calling thread is in another network namespace than process 1.
+/// Returns false if that cannot be known, for example because `/proc` hides other
+/// processes.
 pub fn in_own_namespace() -> bool {
-    // Reading the link /proc/1/ns/net takes all of process 1's capabilities,
-    // which root in a container or virtual machine may lack. But every
-    // namespace has its own /proc/net, whose files have their own numbers, and
-    // those anybody may see.
+    // Reading the link /proc/1/ns/net takes all of process 1's capabilities, which root
+    // in a container or virtual machine may lack. But every namespace has its own
+    // /proc/net, and any user can see the inode numbers of its files.
     let of = |process: &str| {
         let file = std::fs::metadata(format!("/proc/{process}/net/dev")).ok()?;
         Some((file.dev(), file.ino()))
@@ -196,9 +194,9 @@ pub fn in_own_namespace() -> bool {
     matches!((of("thread-self"), of("1")), (Some(ours), Some(first)) if ours != first)
 }
 
-/// Refuses a blast through an interface that is neither `lo` nor a veth inside
-/// a network namespace of its own, unless `allow_any`; and, whatever was
-/// allowed, one that would lie about its source there.
+/// Rejects a blast through an interface that is neither `lo` nor a veth inside its own
+/// network namespace, unless `allow_any`. Always rejects a blast with a varied source
+/// through such an interface.
 pub(crate) fn permit(
     link: &Link,
     own_namespace: bool,
@@ -232,8 +230,8 @@ pub(crate) fn permit(
     }
 }
 
-/// The interface's transmit counters in the calling thread's namespace. `None`
-/// when it is not there.
+/// Returns the interface's transmit counters in the calling thread's namespace. `None` if
+/// it is not there.
 pub(crate) fn counters(interface: &str) -> Option<InterfaceCounters> {
     let link = Rtnetlink::open().ok()?.link_named(interface).ok()?;
     let counters = link.counters?;
@@ -243,7 +241,7 @@ pub(crate) fn counters(interface: &str) -> Option<InterfaceCounters> {
     })
 }
 
-/// What a blast needs to know of its way.
+/// The path of a blast.
 #[derive(Clone, Debug)]
 pub(crate) struct Path {
     pub(crate) link: Link,
@@ -253,7 +251,7 @@ pub(crate) struct Path {
 
 #[cfg(test)]
 impl Path {
-    /// A way over a veth from 10.0.0.1 on.
+    /// A path over a veth, from 10.0.0.1.
     pub(crate) fn of_tests() -> Self {
         let link = Link {
             name: "x".into(),
@@ -270,7 +268,7 @@ impl Path {
     }
 }
 
-/// Finds the way for a blast; what the specification gives is not asked for.
+/// Finds the path for a blast; values in the specification are not looked up.
 pub(crate) fn find(spec: &crate::BlastSpec) -> io::Result<Path> {
     let destination = spec.destination.ip();
     let by_frame = spec.kind != crate::SenderKind::Socket;

@@ -1,24 +1,24 @@
-//! When the packets of an open-loop stream are due: no clock inside, times go
-//! in as nanoseconds since any fixed moment.
+//! When the packets of an open-loop stream are due. There is no clock inside: times are
+//! passed in, as nanoseconds since any fixed moment.
 //!
-//! Packet *k* is due at start + *k* / rate, computed afresh each time, so that
-//! neither rounding nor a late wake-up accumulates. Packets leave in bursts at
-//! the due time of their first one.
+//! Packet *k* is due at start + *k* / rate, computed from the start each time, so that
+//! neither rounding nor a late wake-up accumulates. Packets leave in bursts at the due
+//! time of their first one.
 
-/// How far the stream may fall behind before packets are given up, ns: two
-/// scheduler ticks at 250 Hz and something. Catching up more would turn a
-/// stolen time slice into one huge burst that the receiver never asked for.
+/// How far the stream may fall behind before packets are skipped, ns: a little over two
+/// scheduler ticks at 250 Hz. Catching up more would turn a stolen time slice into one
+/// huge burst that the receiver never asked for.
 const BEHIND_MAX: u64 = 10_000_000;
 
-/// A time as the schedules have it; one beyond them is the last.
+/// Converts a time for the schedules; one beyond their range becomes the latest.
 pub(crate) fn nanoseconds(duration: std::time::Duration) -> u64 {
     u64::try_from(duration.as_nanos()).unwrap_or(u64::MAX)
 }
 
-/// What to do now.
+/// The next action.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Step {
-    /// Send this many packets, then ask again.
+    /// Send this many packets, then call again.
     Send(u32),
     /// Nothing is due before this time, ns.
     Wait(u64),
@@ -29,7 +29,7 @@ pub enum Step {
 /// The schedule of one stream.
 #[derive(Clone, Debug)]
 pub struct Pacer {
-    /// Packets/s; `None` for as fast as it goes.
+    /// Packets/s; `None` for as fast as possible.
     rate: Option<u64>,
     /// Most packets of one burst, at least 1.
     burst: u32,
@@ -39,16 +39,16 @@ pub struct Pacer {
     behind_max: u64,
     /// Packets of the whole schedule.
     total: u64,
-    /// True when a number of packets, not the time, bounds the schedule.
+    /// True if a number of packets, not the time, bounds the schedule.
     counted: bool,
-    /// Packets handed out or given up so far.
+    /// Packets handed out or skipped so far.
     position: u64,
     skipped: u64,
 }
 
 impl Pacer {
-    /// A stream of `rate` packets/s (`None`: as fast as it goes) from `start`
-    /// until before `end`, ns, of at most `packets`, in bursts of at most
+    /// Creates a stream of `rate` packets/s (`None`: as fast as possible) from `start`
+    /// until before `end`, ns. It has at most `packets` packets, in bursts of at most
     /// `burst`. A rate or a burst of zero counts as one.
     pub fn new(rate: Option<u64>, burst: u32, start: u64, end: u64, packets: Option<u64>) -> Self {
         let rate = rate.map(|rate| rate.max(1));
@@ -74,18 +74,18 @@ impl Pacer {
         }
     }
 
-    /// Lets the stream fall behind by so many nanoseconds, instead of 10 ms,
-    /// before packets are given up.
+    /// Sets how many nanoseconds the stream may fall behind, instead of 10 ms, before
+    /// packets are skipped.
     pub fn behind_at_most(mut self, nanoseconds: u64) -> Self {
         self.behind_max = nanoseconds;
         self
     }
 
-    /// What to do at time `now`, ns. A [`Step::Send`] counts as done.
+    /// Returns the action at time `now`, ns. A [`Step::Send`] counts as done.
     pub fn step(&mut self, now: u64) -> Step {
         if self.position >= self.total {
-            // The gap after the last packet belongs to the stream as the others
-            // do: 4 packets at 10/s are sent in 0.4 s, not in 0.3.
+            // The gap after the last packet belongs to the stream like every other: 4
+            // packets at 10/s are sent in 0.4 s, not in 0.3.
             return match self.counted || now >= self.end {
                 true => Step::Finished,
                 false => Step::Wait(self.end),
@@ -104,7 +104,7 @@ impl Pacer {
         if now < due {
             return Step::Wait(due);
         }
-        // What was due just before the end may leave a little after it.
+        // Packets due just before the end may leave a little after it.
         if now >= self.end.saturating_add(self.behind_max) {
             self.skipped += self.total - self.position;
             self.position = self.total;
@@ -122,8 +122,8 @@ impl Pacer {
         self.send(self.total - self.position)
     }
 
-    /// Gives up what was due before `until`, ns, and has not been handed out:
-    /// another schedule begins then.
+    /// Skips what was due before `until`, ns, and has not been handed out: another
+    /// schedule begins then.
     pub fn give_up_until(&mut self, until: u64) {
         let Some(rate) = self.rate else {
             return;
@@ -135,17 +135,17 @@ impl Pacer {
         self.position = self.position.max(due);
     }
 
-    /// Packets that the schedule has come to: handed out and given up.
+    /// Returns the packets that the schedule has reached: handed out and skipped.
     pub fn offered(&self) -> u64 {
         self.position
     }
 
-    /// Packets given up because the sender was too far behind.
+    /// Returns the packets skipped because the sender was too far behind.
     pub fn skipped(&self) -> u64 {
         self.skipped
     }
 
-    /// Packets of the whole schedule; `u64::MAX` when neither a rate nor a
+    /// Returns the packets of the whole schedule; `u64::MAX` if neither a rate nor a
     /// number bounds it.
     pub fn total(&self) -> u64 {
         self.total
@@ -160,8 +160,7 @@ impl Pacer {
         Step::Send(count as u32)
     }
 
-    /// When a packet is due, ns, counted from 0; the start where there is no
-    /// rate.
+    /// Returns when a packet is due, ns, counted from 0; the start without a rate.
     pub fn due(&self, packet: u64) -> u64 {
         self.rate
             .map_or(self.start, |rate| self.due_time(packet, rate))
@@ -177,7 +176,7 @@ impl Pacer {
 
 const NANOSECONDS: u128 = 1_000_000_000;
 
-/// The burst for a rate when none is asked for: 100 µs worth, 1…`most`.
+/// Returns the default burst for a rate: 100 µs worth, 1…`most`.
 pub fn default_burst(rate: Option<u64>, most: u32) -> u32 {
     match rate {
         Some(rate) => u32::try_from(rate / 10_000)
@@ -195,7 +194,7 @@ mod tests {
     fn what_another_schedule_takes_over_is_given_up() {
         let mut pacer = Pacer::new(Some(1000), 1, 0, 1_000_000_000, None);
         assert_eq!(pacer.step(0), Step::Send(1));
-        // 0.1 s that the thread has not had.
+        // 0.1 s in which the thread did not run.
         pacer.give_up_until(100_000_000);
         assert_eq!((pacer.offered(), pacer.skipped()), (100, 99));
         pacer.give_up_until(50_000_000);
@@ -265,7 +264,7 @@ mod tests {
         // 4 ms stolen: all 4,000 packets are still sent.
         assert_eq!(pacer.step(4 * MS), Step::Send(32));
         assert_eq!(pacer.skipped(), 0);
-        // 100 ms stolen: all but the last 10 ms are given up.
+        // 100 ms stolen: all but the last 10 ms are skipped.
         assert_eq!(pacer.step(100 * MS), Step::Send(32));
         assert_eq!(pacer.skipped(), 100_001 - 10_000 - 64);
         assert_eq!(pacer.offered(), 90_001 + 32);
@@ -273,7 +272,7 @@ mod tests {
 
     #[test]
     fn a_sender_that_is_too_slow_sends_what_it_can_and_says_so() {
-        // 1 µs a packet against 2 million/s.
+        // 1 µs per packet against 2 million/s.
         let mut pacer = Pacer::new(Some(2_000_000), 32, 0, S, None);
         let (sent, end) = simulate(&mut pacer, 0, 1000, 0);
         assert_eq!(sent + pacer.skipped(), 2_000_000);

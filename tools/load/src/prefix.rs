@@ -7,7 +7,7 @@ use std::str::FromStr;
 use ipnet::IpNet;
 use serde::{Deserialize, Serialize};
 
-/// A range of IP addresses that share their first bits, as `10.1.0.0/16`.
+/// A range of IP addresses that share their first bits, such as `10.1.0.0/16`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(from = "IpNet", into = "IpNet")]
 pub struct Prefix(IpNet);
@@ -18,27 +18,28 @@ pub struct Prefix(IpNet);
 pub struct InvalidPrefix;
 
 impl Prefix {
-    /// The prefix of the first `length` bits of `address`; the others are
+    /// Creates the prefix of the first `length` bits of `address`; the others are
     /// cleared.
     ///
     /// # Errors
-    /// [`InvalidPrefix`] when `length` is over the address's bits.
+    /// [`InvalidPrefix`] if `length` exceeds the address's bits.
     pub fn new(address: IpAddr, length: u8) -> Result<Self, InvalidPrefix> {
         let block = IpNet::new(address, length).map_err(|_| InvalidPrefix)?;
         Ok(block.into())
     }
 
-    /// The lowest address.
+    /// Returns the lowest address.
     pub fn address(&self) -> IpAddr {
         self.0.addr()
     }
 
-    /// Number of leading bits that all addresses share.
+    /// Returns the number of leading bits that all addresses share.
     pub fn length(&self) -> u8 {
         self.0.prefix_len()
     }
 
-    /// Which bits of an address's last four bytes are not the prefix's.
+    /// Returns a mask of the bits in an address's last four bytes that are outside the
+    /// prefix.
     pub(crate) fn low_mask(&self) -> u32 {
         match self.0 {
             IpNet::V4(block) => block.hostmask().to_bits(),
@@ -46,7 +47,7 @@ impl Prefix {
         }
     }
 
-    /// The address whose remaining bits are the low bits of `host`.
+    /// Returns the address whose remaining bits are the low bits of `host`.
     pub(crate) fn with_host_bits(&self, host: u128) -> IpAddr {
         match self.0 {
             IpNet::V4(block) => {

@@ -1,5 +1,5 @@
-//! What a load did: plain values, written to JSON. Times are nanoseconds where
-//! a name does not say otherwise.
+//! The results of a load: plain values, written to JSON. Times are nanoseconds unless a
+//! name says otherwise.
 
 use std::time::Duration;
 
@@ -45,7 +45,7 @@ pub use s_client::{SClientCounts, SClientReport};
 pub use times::{Distribution, Percentile, Times};
 pub(crate) use times::{Measures, histogram};
 
-/// So many in a time; none in no time.
+/// Returns the rate of a count in a time; zero if the time is.
 pub(crate) fn per_second(count: u64, time: Duration) -> f64 {
     match time.is_zero() {
         true => 0.0,
@@ -56,22 +56,21 @@ pub(crate) fn per_second(count: u64, time: Duration) -> f64 {
 counts! {
     /// Packets of a blast. `offered` = `sent` + `ring_full` + `skipped`.
     BlastCounts {
-        /// Packets that the schedule had come to.
+        /// Packets that the schedule had reached.
         offered,
-        /// Packets that the kernel took. A full ring at the far end of a veth may
+        /// Packets that the kernel accepted. A full ring at the far end of a veth may
         /// still have lost some: see [`InterfaceCounters::dropped`].
         sent,
-        /// Packets given up because the transmit ring or socket buffer was full.
+        /// Packets abandoned because the transmit ring or socket buffer was full.
         ring_full,
-        /// Packets given up because the generator was more than 10 ms behind its
-        /// schedule: it could not keep the rate, or lost its processor.
+        /// Packets skipped because the generator was more than 10 ms behind its schedule:
+        /// it could not keep the rate, or lost its processor.
         skipped,
     }
 }
 
-/// What the kernel counted for the sending interface between the run's
-/// beginning and its end, all traffic included. For a veth, frames in flight at
-/// the end may be missing.
+/// The kernel's counters of the sending interface between the run's beginning and its
+/// end, all traffic included. For a veth, frames in flight at the end may be missing.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct InterfaceCounters {
     /// Packets transmitted.
@@ -86,7 +85,7 @@ pub struct InterfaceCounters {
 pub struct BlastReport {
     /// How the packets were sent.
     pub kind: SenderKind,
-    /// The interface that they left by.
+    /// The interface that sent them.
     pub interface: String,
     /// Most packets sent back to back.
     pub burst: u32,
@@ -94,14 +93,14 @@ pub struct BlastReport {
     pub measured: BlastCounts,
     /// Packets of the whole run, warm-up included.
     pub whole: BlastCounts,
-    /// Length of the measured time; a little over what was asked for when the
-    /// last packets left late.
+    /// Length of the measured time; a little over the requested time if the last packets
+    /// left late.
     #[serde(with = "seconds")]
     pub duration: Duration,
     /// Packets sent per second of the measured time.
     pub rate: f64,
-    /// The interface's own count over the whole run; `None` when the kernel
-    /// does not report it.
+    /// The interface's own count over the whole run; `None` if the kernel does not report
+    /// it.
     pub counters: Option<InterfaceCounters>,
 }
 
@@ -112,14 +111,14 @@ counts! {
         sent,
         /// Requests answered in time.
         echoed,
-        /// Requests given up after the timeout.
+        /// Requests abandoned after the timeout.
         lost,
         /// Datagrams that answered no request in flight: late or repeated replies.
         unexpected,
-        /// Errors that the socket reported and the client lived with:
-        /// ECONNREFUSED and other consequences of ICMP, full buffers.
+        /// Socket errors that the client tolerated: ECONNREFUSED and other consequences
+        /// of ICMP, full buffers.
         errors,
-        /// Requests of an open loop given up unsent: more than a second behind.
+        /// Requests of an open loop skipped unsent: more than a second behind.
         skipped,
     }
 }
@@ -146,7 +145,7 @@ pub struct Latency {
 }
 
 impl Latency {
-    /// The summary of a histogram of nanoseconds; `None` when it is empty.
+    /// Returns the summary of a histogram of nanoseconds; `None` if it is empty.
     pub(crate) fn of(histogram: &Histogram<u64>) -> Option<Self> {
         if histogram.is_empty() {
             return None;
@@ -176,9 +175,8 @@ pub struct PingReport {
     pub duration: Duration,
     /// Echoes per second of the measured time.
     pub rate: f64,
-    /// Round trips that ended in the measured time. Beside a blast a reply may
-    /// wait for one burst to be sent before it is looked at. `None` when
-    /// nothing was echoed.
+    /// Round trips that ended in the measured time. Beside a blast, a reply may wait
+    /// until one burst is sent before it is read. `None` if nothing was echoed.
     pub latency: Option<Latency>,
     /// The same, corrected for coordinated omission and as measured, with their
     /// percentiles.
@@ -191,25 +189,25 @@ counts! {
     HttpCounts {
         /// Requests sent.
         requests,
-        /// Responses of status 200 that came whole.
+        /// Complete responses of status 200.
         responses,
-        /// Whole responses of another status.
+        /// Complete responses of another status.
         other_status,
-        /// Requests whose connection was reset or closed, or whose answer was no
+        /// Requests whose connection was reset or closed, or whose answer was not an
         /// HTTP/1.1 response.
         failed,
-        /// Requests given up after the timeout.
+        /// Requests abandoned after the timeout.
         timeouts,
         /// Connections begun.
         connects,
-        /// Connections that stood within the timeout.
+        /// Connections established within the timeout.
         connected,
-        /// Connections refused, reset or not to be begun.
+        /// Connections refused, reset or impossible to begin.
         connect_failures,
-        /// Connections given up after the timeout.
+        /// Connections abandoned after the timeout.
         connect_timeouts,
-        /// Requests of an open loop that were given up unsent: the client was
-        /// hopelessly behind.
+        /// Requests of an open loop that were skipped unsent: the client was hopelessly
+        /// behind.
         skipped,
     }
 }
@@ -217,20 +215,21 @@ counts! {
 /// The outcome of an HTTP client.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct HttpReport {
-    /// Of the measured time.
+    /// Counts of the measured time.
     pub measured: HttpCounts,
-    /// Of the whole run, warm-up included.
+    /// Counts of the whole run, warm-up included.
     pub whole: HttpCounts,
     /// Length of the measured time.
     #[serde(with = "seconds")]
     pub duration: Duration,
     /// Responses of status 200 per second of the measured time.
     pub rate: f64,
-    /// From a request (in an open loop from when it was due; with one request a
-    /// connection from the beginning of the connection) to the end of its
-    /// response, of those that ended in the measured time. `None` when none did.
+    /// Response times of the responses that ended in the measured time. A time runs from
+    /// the request to the end of its response. In an open loop it runs from when the
+    /// request was due; with one request per connection, from the beginning of the
+    /// connection. `None` if there were none.
     pub latency: Option<Latency>,
-    /// From the beginning of a connection until it stood.
+    /// From the beginning of a connection until it was established.
     pub connect: Option<Latency>,
     /// The same response times, corrected for coordinated omission and as
     /// measured, with their percentiles.
@@ -243,13 +242,13 @@ pub struct HttpReport {
 pub struct ProbeReport {
     /// New clients that began.
     pub begun: u64,
-    /// Of these, connected within the timeout.
+    /// Clients connected within the timeout.
     pub connected: u64,
-    /// Of these, had the document within the timeout after that.
+    /// Connected clients that received the document within the timeout after that.
     pub answered: u64,
-    /// Connections that were refused or reset before they stood.
+    /// Connections that were refused or reset before they were established.
     pub refused: u64,
-    /// From the beginning of a connection until it stood.
+    /// From the beginning of a connection until it was established.
     pub connect: Option<Latency>,
 }
 
@@ -259,41 +258,41 @@ pub struct StreamReport {
     /// Bytes that the peer acknowledged (bulk) or sent back (echo) in the
     /// measured time.
     pub bytes: u64,
-    /// The same, a second.
+    /// The same, per second.
     pub rate: f64,
     /// Length of the measured time.
     #[serde(with = "seconds")]
     pub duration: Duration,
-    /// Round trips of an echo. `None` when there were none.
+    /// Round trips of an echo. `None` if there were none.
     pub latency: Option<Latency>,
 }
 
 /// The outcome of a load.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct LoadReport {
-    /// Of the blast, if there was one.
+    /// The blast, if there was one.
     pub blast: Option<BlastReport>,
-    /// Of the ping, if there was one.
+    /// The ping, if there was one.
     pub ping: Option<PingReport>,
-    /// Of the further closed loops, in their order.
+    /// The further closed loops, in their order.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub beside: Vec<PingReport>,
-    /// Of the HTTP client, if there was one.
+    /// The HTTP client, if there was one.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub http: Option<HttpReport>,
-    /// Of the S-clients, if there were any.
+    /// The S-clients, if there were any.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub s_clients: Option<SClientReport>,
-    /// Of the prober, if there was one.
+    /// The prober, if there was one.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub probe: Option<ProbeReport>,
-    /// Of idle connections, if there were any.
+    /// The idle connections, if there were any.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub idle: Option<IdleReport>,
-    /// Of the stream, if there was one.
+    /// The stream, if there was one.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub stream: Option<StreamReport>,
-    /// True when the run was stopped before its end.
+    /// True if the run was stopped before its end.
     pub stopped: bool,
 }
 
@@ -301,8 +300,8 @@ pub struct LoadReport {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Phase {
-    /// Before the run begins: idle connections are being opened. Times count
-    /// from the beginning of that.
+    /// Before the run begins: idle connections are being opened. Times count from the
+    /// beginning of the opening.
     Opening,
     /// Before measuring.
     WarmUp,
@@ -310,13 +309,13 @@ pub enum Phase {
     Measuring,
 }
 
-/// What happened since the last progress, about 200 ms ago.
+/// The changes since the last progress, about 200 ms ago.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Progress {
     /// Time since the run began.
     #[serde(with = "seconds")]
     pub elapsed: Duration,
-    /// Time that the numbers below are for.
+    /// Period of the numbers below.
     #[serde(with = "seconds")]
     pub interval: Duration,
     /// Part of the run.
@@ -325,22 +324,22 @@ pub struct Progress {
     pub blast: Option<BlastCounts>,
     /// Requests of the ping.
     pub ping: Option<PingCounts>,
-    /// Of the HTTP client.
+    /// Counts of the HTTP client.
     #[serde(default)]
     pub http: Option<HttpCounts>,
-    /// Of the S-clients.
+    /// Counts of the S-clients.
     #[serde(default)]
     pub s_clients: Option<SClientCounts>,
-    /// Of the idle connections.
+    /// Counts of the idle connections.
     #[serde(default)]
     pub idle: Option<IdleCounts>,
-    /// Round trips of the ping; response times of the HTTP client where there
-    /// is no ping, and those of S-clients, corrected, where there is neither.
+    /// Round trips of the ping. Without a ping, response times of the HTTP client; with
+    /// neither, those of S-clients, corrected.
     pub latency: Option<Latency>,
 }
 
 impl Progress {
-    /// Nothing has happened.
+    /// Returns a progress in which nothing has happened.
     pub(crate) fn nothing(phase: Phase) -> Self {
         Progress {
             elapsed: Duration::ZERO,

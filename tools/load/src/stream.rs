@@ -1,4 +1,4 @@
-//! One TCP connection: round trips, or as much as it takes.
+//! One TCP connection: round trips, or a bulk transfer.
 
 use std::io::{self, Read, Write};
 use std::net::TcpStream;
@@ -14,7 +14,7 @@ use crate::tcp::{bytes_acknowledged, poll_much};
 
 /// How long the connection may take to open.
 const TIMEOUT: Duration = Duration::from_secs(3);
-/// How long it sleeps at most, until it is looked whether the run has ended.
+/// Longest sleep before checking whether the run has ended.
 const SLEEP: Timespec = Timespec {
     tv_sec: 0,
     tv_nsec: 10_000_000,
@@ -30,11 +30,11 @@ pub(crate) struct Stream {
     sleeps: bool,
     bytes: Vec<u8>,
     buffer: Vec<u8>,
-    /// Bytes of the present request that were written, and that came back.
+    /// Bytes of the present request that were written, and that returned.
     written: usize,
     returned: usize,
     sent_at: u64,
-    /// Bytes that came back in all.
+    /// Total bytes that returned.
     echoed: u64,
     /// Bytes done when measuring began.
     mark: u64,
@@ -49,7 +49,7 @@ impl Stream {
             if let Some(bytes) = spec.buffer {
                 set_socket_send_buffer_size(&stream, bytes as usize)?;
             }
-            // Without CAP_NET_ADMIN, what comes is received by interrupt.
+            // Without CAP_NET_ADMIN, arriving segments are received by interrupt.
             let _ = poll_much(&stream);
             stream.set_nonblocking(true)?;
             Ok(stream)
@@ -76,7 +76,7 @@ impl Stream {
         })
     }
 
-    /// Sends and takes what can be.
+    /// Sends and receives as much as possible.
     pub(crate) fn poll(&mut self, now: impl Fn() -> u64) -> io::Result<()> {
         match self.kind {
             StreamKind::Echo => self.echo(now),
@@ -96,7 +96,7 @@ impl Stream {
         {
             self.written += later(self.stream.write(rest))?.unwrap_or(0);
         }
-        // Asks the device as well.
+        // Polls the device as well.
         match later(self.stream.read(&mut self.buffer))? {
             Some(0) => return Err(ended()),
             Some(count) => {
@@ -124,8 +124,8 @@ impl Stream {
                 Err(error) => Err(error.into()),
             };
         }
-        // No room: only acknowledgements make some, and the receive call has
-        // the device polled for them.
+        // No room: only acknowledgements make some, and the receive call polls the device
+        // for them.
         match later(self.stream.read(&mut self.buffer))? {
             Some(0) => Err(ended()),
             _ => Ok(()),
@@ -159,7 +159,7 @@ impl Stream {
     }
 }
 
-/// `None` for what has to wait.
+/// Returns `None` for an operation that would block.
 fn later(result: io::Result<usize>) -> io::Result<Option<usize>> {
     match result {
         Ok(count) => Ok(Some(count)),

@@ -1,4 +1,4 @@
-//! TCP sockets that connect without waiting, epoll, and room for descriptors.
+//! Non-blocking TCP connects, epoll, and descriptor limits.
 
 use std::fmt;
 use std::io;
@@ -17,18 +17,18 @@ use tidewall_sys::{
     set_option,
 };
 
-/// Most events taken at once where nothing else is asked for.
+/// Default number of events handled at once.
 const EVENTS: usize = 16;
 
-/// Where connections go, and from where.
+/// The destination and sources of connections.
 #[derive(Debug)]
 pub(crate) struct Ways {
     destination: SocketAddr,
-    /// Taken in turn; none: the kernel's choice.
+    /// Used in turn; none: the kernel's choice.
     sources: Vec<IpAddr>,
     turn: usize,
-    /// Receive buffer in bytes, of which the kernel doubles and bounds the number:
-    /// no larger window is announced to the peer.
+    /// Receive buffer in bytes, which the kernel doubles and bounds: no larger window is
+    /// announced to the peer.
     buffer: Option<u32>,
 }
 
@@ -42,8 +42,8 @@ impl Ways {
         }
     }
 
-    /// Begins to connect. The socket does not block; it is writable once it is
-    /// connected, and [`TcpStream::take_error`] reports when that failed.
+    /// Begins to connect. The socket does not block. It becomes writable once it is
+    /// connected; [`TcpStream::take_error`] reports a failure.
     pub(crate) fn connect(&mut self) -> io::Result<TcpStream> {
         let source = self.sources.get(self.turn % self.sources.len().max(1));
         self.turn = self.turn.wrapping_add(1);
@@ -77,9 +77,9 @@ fn connect(
     }
 }
 
-/// Makes each receive call poll the device itself, where the device's interrupt
-/// is deferred (`napi_defer_hard_irqs`, `gro_flush_timeout`): a spinning client
-/// then takes replies on its own time, without an interrupt on anybody's.
+/// Makes each receive call poll the device itself, if the device's interrupt is deferred
+/// (`napi_defer_hard_irqs`, `gro_flush_timeout`). A spinning client then receives replies
+/// in its own time, without interrupting other threads.
 ///
 /// # Errors
 /// EPERM without CAP_NET_ADMIN.
@@ -88,8 +88,8 @@ pub(crate) fn prefer_busy_poll(socket: impl AsFd) -> io::Result<()> {
     set_option(&socket, libc::SOL_SOCKET, SO_PREFER_BUSY_POLL, 1)
 }
 
-/// As [`prefer_busy_poll`], with as many packets a poll as the kernel allows:
-/// for a socket that polls on behalf of others.
+/// Acts as [`prefer_busy_poll`], with as many packets per poll as the kernel allows: for
+/// a socket that polls on behalf of others.
 ///
 /// # Errors
 /// EPERM without CAP_NET_ADMIN.
@@ -98,8 +98,8 @@ pub(crate) fn poll_much(socket: impl AsFd) -> io::Result<()> {
     set_option(&socket, libc::SOL_SOCKET, SO_BUSY_POLL_BUDGET, 64)
 }
 
-/// Payload bytes that the peer has acknowledged so far (`tcpi_bytes_acked`; the
-/// SYN counts as one, RFC 4898 `tcpEStatsAppHCThruOctetsAcked`).
+/// Returns the payload bytes that the peer has acknowledged so far (`tcpi_bytes_acked`;
+/// the SYN counts as one, RFC 4898 `tcpEStatsAppHCThruOctetsAcked`).
 pub(crate) fn bytes_acknowledged(stream: &TcpStream) -> io::Result<u64> {
     /// Offset of `tcpi_bytes_acked` in `struct tcp_info` (linux/tcp.h): after
     /// 8 single bytes, 24 words of 32 bits and two of 64.
@@ -110,18 +110,18 @@ pub(crate) fn bytes_acknowledged(stream: &TcpStream) -> io::Result<u64> {
     Ok(value.map_or(0, |bytes| u64::from_ne_bytes(*bytes)))
 }
 
-/// What happened to a socket.
+/// An event of a socket.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Event {
-    /// The number it was added with.
+    /// The number with which it was added.
     pub(crate) token: u64,
     /// Something can be read: data, the end or an error.
     pub(crate) readable: bool,
     /// It is connected, has room again, or failed.
     pub(crate) writable: bool,
-    /// It failed; [`TcpStream::take_error`] says how.
+    /// It failed; [`TcpStream::take_error`] returns the reason.
     pub(crate) failed: bool,
-    /// The peer ended it, or it failed.
+    /// The peer closed it, or it failed.
     pub(crate) ended: bool,
 }
 
@@ -138,12 +138,12 @@ impl fmt::Debug for Epoll {
 }
 
 impl Epoll {
-    /// Taking few events at once, as a blast waits meanwhile.
+    /// Creates one that handles few events at once, as a blast waits meanwhile.
     pub(crate) fn new() -> io::Result<Self> {
         Epoll::taking(EVENTS)
     }
 
-    /// Taking up to so many events at once.
+    /// Creates one that handles up to this many events at once.
     pub(crate) fn taking(events: usize) -> io::Result<Self> {
         Ok(Epoll {
             fd: epoll::create(CreateFlags::CLOEXEC)?,
@@ -162,8 +162,8 @@ impl Epoll {
         )?)
     }
 
-    /// Takes what has happened, waiting up to `milliseconds` for the first
-    /// event; into `taken`, which is cleared.
+    /// Receives events into `taken`, which is cleared; waits up to `milliseconds` for the
+    /// first.
     pub(crate) fn wait(&mut self, milliseconds: u32, taken: &mut Vec<Event>) -> io::Result<()> {
         taken.clear();
         let timeout = Timespec {
@@ -197,12 +197,12 @@ impl AsFd for Epoll {
     }
 }
 
-/// Lets this process hold `descriptors` open files, raising its limit as far as
-/// that takes and as it may.
+/// Allows this process `descriptors` open files, raising its limit as far as necessary
+/// and permitted.
 ///
 /// # Errors
-/// `PermissionDenied` where the limit may not be raised so far, naming the
-/// command that does.
+/// `PermissionDenied`, with the command that raises the limit, if it may not be raised so
+/// far.
 pub(crate) fn raise_descriptors(descriptors: u64) -> io::Result<()> {
     let limit = getrlimit(Resource::Nofile);
     if limit.current.is_none_or(|current| current >= descriptors) {
@@ -226,8 +226,8 @@ pub(crate) fn raise_descriptors(descriptors: u64) -> io::Result<()> {
     })
 }
 
-/// Lets this process hold as many of `descriptors` open files as it may, and
-/// says how many that are.
+/// Allows this process as many of `descriptors` open files as permitted, and returns
+/// their number.
 pub(crate) fn allow_descriptors(descriptors: u64) -> io::Result<u64> {
     if raise_descriptors(descriptors).is_ok() {
         return Ok(descriptors);

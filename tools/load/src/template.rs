@@ -1,8 +1,8 @@
 //! UDP and TCP SYN frames made once and sent many times.
 //!
-//! Everything but the source address and the source port is fixed; these two
-//! can be changed in a finished frame, and the checksums follow without the
-//! rest being read again.
+//! Everything but the source address and the source port is fixed. These two can be
+//! changed in a finished frame, and the checksums are updated without reading the rest
+//! again.
 
 use std::io;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
@@ -16,11 +16,10 @@ use tidewall_wire::{EmitError, Protocol, ethernet, ipv4, ipv6, udp};
 
 use crate::spec::{PAYLOAD_MAX, invalid};
 
-/// Time to live and hop limit of what we send (RFC 1122 §3.2.1.7 asks for at
-/// least 64).
+/// Time to live and hop limit of our packets (RFC 1122 §3.2.1.7 asks for at least 64).
 const HOPS: u8 = 64;
 
-/// What a SYN segment carries: that of a Linux client on Ethernet.
+/// Returns the header of a SYN segment: that of a Linux client on Ethernet.
 fn syn() -> tcp::Header {
     tcp::Header {
         // Any number will do; a server's answer does not depend on it.
@@ -41,10 +40,10 @@ fn syn() -> tcp::Header {
     }
 }
 
-/// What lies in an IP datagram.
+/// The contents of an IP datagram.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Transport {
-    /// A datagram with so many bytes of payload.
+    /// A datagram with this many bytes of payload.
     Udp(u16),
     Syn,
 }
@@ -64,7 +63,7 @@ impl Transport {
         }
     }
 
-    /// Where in it the checksum is.
+    /// Returns the offset of the checksum in it.
     fn checksum_at(self) -> usize {
         match self {
             Transport::Udp(_) => 6,
@@ -77,15 +76,15 @@ impl Transport {
 #[derive(Clone, Debug)]
 pub struct Template {
     frame: Vec<u8>,
-    /// Where the IP header's source address begins.
+    /// Offset of the source address in the IP header.
     source_at: usize,
-    /// Where the UDP or TCP header begins.
+    /// Offset of the UDP or TCP header.
     transport_at: usize,
     transport: Transport,
-    /// Sum of the IPv4 header with no source address; of no meaning for IPv6.
+    /// Sum of the IPv4 header without a source address; unused for IPv6.
     ip_sum: Sum,
-    /// Sum of what the UDP or TCP checksum is about, with no source address
-    /// and port.
+    /// Sum of the bytes covered by the UDP or TCP checksum, without source address and
+    /// port.
     transport_sum: Sum,
 }
 
@@ -103,12 +102,11 @@ pub struct Ends {
 }
 
 impl Template {
-    /// The frame from and to `ends` with `payload` bytes of zeros, all
-    /// checksums filled in.
+    /// Builds the frame from and to `ends` with `payload` bytes of zeros, all checksums
+    /// filled in.
     ///
     /// # Errors
-    /// `InvalidInput` when the IP versions differ or the payload is over
-    /// [`PAYLOAD_MAX`].
+    /// `InvalidInput` if the IP versions differ or the payload exceeds [`PAYLOAD_MAX`].
     pub fn new(ends: &Ends, payload: u16) -> io::Result<Self> {
         if payload > PAYLOAD_MAX {
             return Err(invalid(format!(
@@ -118,12 +116,12 @@ impl Template {
         Self::of(ends, Transport::Udp(payload))
     }
 
-    /// A TCP SYN segment from and to `ends` with the options of a Linux client
-    /// (maximum segment size 1460, window scale, SACK, timestamps), all
-    /// checksums filled in.
+    /// Builds a TCP SYN segment from and to `ends` with the options of a Linux client
+    /// (maximum segment size 1460, window scale, SACK, timestamps), all checksums filled
+    /// in.
     ///
     /// # Errors
-    /// `InvalidInput` when the IP versions differ.
+    /// `InvalidInput` if the IP versions differ.
     pub fn syn(ends: &Ends) -> io::Result<Self> {
         Self::of(ends, Transport::Syn)
     }
@@ -165,7 +163,7 @@ impl Template {
         };
         let checksum = word_at(&frame, transport_at + transport.checksum_at());
         let mut template = Template {
-            // A checksum is the complement of the sum that we want.
+            // A checksum is the complement of the wanted sum.
             ip_sum: Sum::ZERO.word(!word_at(&frame, source_at - 2)),
             transport_sum: Sum::ZERO.word(!checksum),
             frame: Vec::new(),
@@ -178,7 +176,7 @@ impl Template {
         Ok(template)
     }
 
-    /// The whole frame, Ethernet header first, without the check sequence.
+    /// Returns the whole frame, Ethernet header first, without the check sequence.
     pub fn frame(&self) -> &[u8] {
         &self.frame
     }
@@ -209,7 +207,7 @@ impl Template {
             _ => return,
         };
         let checksum = match (sum.word(port).checksum(), self.transport) {
-            // Zero would say "no checksum" (RFC 768).
+            // Zero would mean "no checksum" (RFC 768).
             (0, Transport::Udp(_)) => 0xffff,
             (checksum, _) => checksum,
         };
@@ -221,7 +219,7 @@ impl Template {
         );
     }
 
-    /// Where in the frame the words are that change with the source address.
+    /// Returns the offsets of the words that change with the source address.
     pub(crate) fn places(&self) -> Places {
         let address_len = if self.is_v4() { 4 } else { 16 };
         Places {
@@ -236,7 +234,7 @@ impl Template {
     }
 }
 
-/// Words of a frame that change with its source address.
+/// Offsets of the words in a frame that change with its source address.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Places {
     /// Just behind the source address.
@@ -317,8 +315,8 @@ fn write_at(to: &mut [u8], at: usize, bytes: &[u8]) {
     }
 }
 
-/// Pseudo-random bits from a packet's number, the same in every run
-/// (SplitMix64's output function).
+/// Returns pseudo-random bits for a packet's number, the same in every run (SplitMix64's
+/// output function).
 pub(crate) fn scatter(number: u64) -> u64 {
     let mut bits = number.wrapping_add(1).wrapping_mul(0x9e37_79b9_7f4a_7c15);
     bits = (bits ^ (bits >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
@@ -446,7 +444,7 @@ mod tests {
         assert_eq!(frame, template.frame());
     }
 
-    /// Checks every checksum and length of a SYN frame; its ends.
+    /// Checks every checksum and length of a SYN frame; returns its ends.
     fn parse_syn(bytes: &[u8]) -> Ends {
         let frame = ethernet::Frame::new(bytes).unwrap();
         let (source, destination, segment) = match frame.ethertype() {

@@ -1,4 +1,4 @@
-//! What a generator changes about its thread while it runs, and changes back.
+//! Changes the settings of a generator's thread while it runs, and restores them.
 
 use std::io;
 use std::num::NonZeroU64;
@@ -7,8 +7,8 @@ use rustix::thread::{
     CpuSet, current_timer_slack, sched_getaffinity, sched_setaffinity, set_current_timer_slack,
 };
 
-/// Puts the calling thread back as it was when dropped. To be dropped by the
-/// thread that made it.
+/// Restores the calling thread's settings when dropped. The thread that created it must
+/// drop it.
 #[derive(Debug)]
 pub(crate) struct ThreadSettings {
     affinity: Option<CpuSet>,
@@ -16,9 +16,8 @@ pub(crate) struct ThreadSettings {
 }
 
 impl ThreadSettings {
-    /// Moves the calling thread to processor `cpu`, if one is named, and makes
-    /// its sleeps end as exactly as the kernel can (ordinary threads may sleep
-    /// 50 µs longer).
+    /// Moves the calling thread to processor `cpu`, if one is named, and makes its sleeps
+    /// as exact as the kernel can (ordinary threads may sleep 50 µs longer).
     pub(crate) fn apply(cpu: Option<usize>) -> io::Result<Self> {
         let mut settings = ThreadSettings {
             affinity: None,
@@ -44,7 +43,7 @@ impl Drop for ThreadSettings {
     fn drop(&mut self) {
         set_timer_slack(self.timer_slack);
         if let Some(affinity) = &self.affinity {
-            // The processors may have gone meanwhile; nothing can be done then.
+            // The processors may be gone by now; nothing can be done then.
             let _ = sched_setaffinity(None, affinity);
         }
     }

@@ -1,4 +1,4 @@
-//! The generator's programs in the kernel, `bpf/load.bpf.c`.
+//! The generator's kernel programs, `bpf/load.bpf.c`.
 
 use std::error::Error;
 use std::fmt;
@@ -22,13 +22,12 @@ const LOOPBACK_INDEX: u32 = 1;
 /// Frames handed to the interface at once; the kernel allows 256.
 const BATCH: u32 = 64;
 
-/// Which bits of the source address differ from frame to frame.
+/// The bits of the source address that differ from frame to frame.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Scatter {
-    /// The offsets of what changes in the frame.
+    /// The offsets of the varying words in the frame.
     pub(crate) places: Places,
-    /// Of the address's last four bytes. The frames handed over have zeros
-    /// there.
+    /// Mask of the address's last four bytes. The frames passed in have zeros there.
     pub(crate) mask: u32,
 }
 
@@ -102,14 +101,13 @@ impl Redirect {
     }
 }
 
-/// Attaches the program where no packet ever passes: to `lo` of a new, empty
-/// namespace, made by a thread that then ends. Returns the namespace.
+/// Attaches the program to `lo` of a new, empty namespace, where no packet ever passes.
+/// The thread that creates the namespace then ends. Returns the namespace.
 ///
-/// Each test run enters its program into the XDP dispatcher and takes it out
-/// again; both rewrite the dispatcher's code and wait for an RCU grace period,
-/// 1.5 to 24 ms together. A program that is attached anywhere is in the
-/// dispatcher already, and its test runs only count references: they take about
-/// 10 µs.
+/// Each test run enters its program into the XDP dispatcher and removes it again. Both
+/// rewrite the dispatcher's code and wait for an RCU grace period, 1.5 to 24 ms together.
+/// A program attached anywhere is in the dispatcher already, and its test runs only count
+/// references: they take about 10 µs.
 fn register(program: &mut Xdp) -> io::Result<File> {
     let attach = || -> io::Result<File> {
         unshare_network()?;
@@ -128,10 +126,9 @@ fn register(program: &mut Xdp) -> io::Result<File> {
     })
 }
 
-/// An XDP program on an interface that drops what comes for the sources of a
-/// flood. Nobody would send an attacker the answers to addresses that are not
-/// his; a generator that gets them all loses those of its own clients in
-/// between. It is detached when this is dropped.
+/// An XDP program on an interface that drops the packets addressed to the sources of a
+/// flood. A real attacker never receives the answers to spoofed addresses. A generator
+/// that receives them all loses those of its own clients in between. Detached on drop.
 pub struct XdpSink {
     _loaded: Ebpf,
 }
@@ -143,15 +140,13 @@ impl fmt::Debug for XdpSink {
 }
 
 impl XdpSink {
-    /// Attaches it in the calling thread's namespace, in the driver, where it
-    /// costs least. Needs CAP_BPF and CAP_NET_ADMIN. A veth with GRO whose
-    /// interrupts are deferred is to be at rest: one that is between two polls
-    /// forgets to poll again.
+    /// Attaches it in the calling thread's namespace, in the driver, where it costs
+    /// least. Needs CAP_BPF and CAP_NET_ADMIN. A veth with GRO and deferred interrupts
+    /// must be at rest: one that is between two polls forgets to poll again.
     ///
     /// # Errors
-    /// `PermissionDenied` for an interface that is no veth in a namespace of
-    /// its own; EBUSY where another program is attached; what the kernel
-    /// reports.
+    /// `PermissionDenied` for an interface that is not a veth in its own namespace; EBUSY
+    /// if another program is attached; otherwise the kernel's error.
     pub fn attach(interface: &str, destination: &Prefix) -> io::Result<Self> {
         let link = neighbour::link(interface)?;
         neighbour::permit(&link, neighbour::in_own_namespace(), false, false)?;
@@ -172,8 +167,8 @@ impl XdpSink {
     }
 }
 
-/// The object with what is to be dropped: packets of Ethernet whose destination
-/// lies in the prefix.
+/// Loads the object with its drop rule: Ethernet packets whose destination lies in the
+/// prefix.
 fn load_sink(prefix: &Prefix) -> io::Result<Ebpf> {
     let (offset, address, bits, ethertype) = match prefix.address() {
         IpAddr::V4(address) => (30u32, u128::from(address.to_bits()) << 96, 32u32, 0x0800u16),
@@ -206,7 +201,7 @@ fn load<'a>(loaded: &'a mut Ebpf, name: &str) -> io::Result<&'a mut Xdp> {
     Ok(program)
 }
 
-/// The system's error behind one of aya's, as callers look at its number.
+/// Returns the system's error behind one of aya's, since callers check its errno.
 fn system_error(error: impl Error + Send + Sync + 'static) -> io::Error {
     let mut source: Option<&(dyn Error + 'static)> = Some(&error);
     while let Some(cause) = source {

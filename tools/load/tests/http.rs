@@ -12,8 +12,8 @@ use tidewall_load::{
     HttpSpec, IdleSpec, LoadReport, LoadSpec, ProbeSpec, Reuse, StreamKind, StreamSpec, Wait, run,
 };
 
-/// Answers each request with what `answer` makes of its number, a thread a
-/// connection; closes where the request says so.
+/// Answers each request with `answer` of its number, one thread per connection; closes if
+/// the request says so.
 struct Server {
     address: SocketAddr,
     connections: Arc<AtomicU64>,
@@ -138,7 +138,7 @@ fn an_open_loop_keeps_its_rate_and_counts_the_waiting() {
             load.http = client(to, |http| (http.rate, http.reuse) = (Some(500), reuse));
         });
         let http = report.http.unwrap();
-        // A busy machine may make it late, and longer than 300 ms.
+        // A busy machine may delay it by more than 300 ms.
         let due = http.duration.as_millis() as u64 / 2 + 1;
         let counts = http.measured;
         assert!((20..=due).contains(&counts.requests), "{http:?}");
@@ -147,8 +147,8 @@ fn an_open_loop_keeps_its_rate_and_counts_the_waiting() {
         assert_eq!(raw.samples, counts.responses);
         assert!(raw.max <= http.latency.unwrap().max, "{http:?}");
     }
-    // One connection, 2 ms a response: of 1,000/s half can be answered, and
-    // the last have waited half the time.
+    // One connection, 2 ms per response: of 1,000/s half can be answered, and the last
+    // have waited half the time.
     let slow = Server::start(|_| {
         thread::sleep(Duration::from_millis(2));
         document(0)
@@ -177,7 +177,7 @@ fn every_way_to_fail_has_a_count() {
     let counts = http.measured;
     assert!(counts.other_status > 10 && counts.failed > 10, "{http:?}");
     assert_eq!((counts.responses, http.latency), (0, None), "{http:?}");
-    // A connection whose answer was nonsense is given up.
+    // A connection with an invalid answer is abandoned.
     assert!(counts.connects > 10, "{http:?}");
 
     let silent = Server::start(|_| String::new());

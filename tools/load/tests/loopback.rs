@@ -47,7 +47,7 @@ fn a_port_that_nobody_owns_is_blasted_all_the_same() {
     if !tidewall_skip::has_programs("a_port_that_nobody_owns_is_blasted_all_the_same", &["ip"]) {
         return;
     }
-    // Bound and closed again: nobody listens there.
+    // Bound and closed again: the port has no listener.
     let closed = UdpSocket::bind("127.0.0.1:0")
         .unwrap()
         .local_addr()

@@ -17,20 +17,20 @@ use rustix::net::sockopt::set_socket_recv_buffer_size_force;
 use rustix::thread::{LinkNameSpaceType, move_into_link_name_space};
 use tidewall_load::{BlastSpec, LoadSpec, PingSpec, SenderKind, run};
 
-/// Bytes of a socket's room for a whole test's packets.
+/// Bytes of a socket buffer for a whole test's packets.
 const ROOM: usize = 16 << 20;
 
-/// Two namespaces joined by a veth: 10.99.0.1 and fd99::1 on `vA` in the first,
-/// 10.99.0.2 and fd99::2 on `vB` in the second, GRO on at `vB`.
+/// Two namespaces joined by a veth: 10.99.0.1 and fd99::1 on `vA` in the first, 10.99.0.2
+/// and fd99::2 on `vB` in the second, GRO on at `vB`.
 struct Bed {
     names: [String; 2],
-    /// Deletes the namespaces when its standard input closes, that is, when
-    /// this process ends in whatever way, or drops the bed.
+    /// Deletes the namespaces when its standard input closes: when this process ends in
+    /// whatever way, or drops the bed.
     undertaker: Child,
 }
 
 impl Bed {
-    /// `None`, with the reason printed, where there cannot be one.
+    /// Creates a bed; `None`, with the reason printed, if that is impossible.
     fn new(test: &str) -> Option<Bed> {
         if !tidewall_skip::is_root(test) || !tidewall_skip::has_programs(test, &["ip", "ethtool"]) {
             return None;
@@ -76,7 +76,7 @@ impl Bed {
         Some(bed)
     }
 
-    /// Drops what comes for a prefix at an interface of the first namespace.
+    /// Drops packets for a prefix on an interface of the first namespace.
     fn xdp_sink(&self, interface: &str, prefix: &str) -> io::Result<tidewall_load::XdpSink> {
         let prefix = prefix.parse().unwrap();
         let attach = || {
@@ -106,7 +106,7 @@ impl Bed {
         move_into_link_name_space(namespace.as_fd(), network).unwrap();
     }
 
-    /// Runs a load in the first namespace, from a thread of its own.
+    /// Runs a load in the first namespace, from a separate thread.
     fn load(&self, spec: &LoadSpec) -> io::Result<tidewall_load::LoadReport> {
         thread::scope(|scope| {
             scope
@@ -168,7 +168,7 @@ fn load(blast: Option<BlastSpec>, ping: Option<PingSpec>, milliseconds: u64) -> 
 fn drain(socket: &UdpSocket, payload: usize) -> HashMap<SocketAddr, u64> {
     let mut sources = HashMap::new();
     let mut buffer = [0xee; 2048];
-    // Long enough for a frame on its way, and the end of the test otherwise.
+    // Long enough for a frame on its way, and otherwise the end of the test.
     socket
         .set_read_timeout(Some(Duration::from_millis(50)))
         .unwrap();
@@ -203,8 +203,8 @@ fn what_is_sent_arrives_by_every_sender() {
                 2000,
                 "{case}"
             );
-            // How many of the offered were sent in time is the machine's affair:
-            // a loaded one sent 778.
+            // The machine decides how many of the offered packets were sent in time: a
+            // loaded one sent 778.
             assert!(blast.whole.sent > 0, "{case}");
             assert_eq!(blast.interface, "vA");
             let counters = blast.counters.unwrap();
@@ -248,7 +248,7 @@ fn sources_can_vary_within_a_prefix() {
     let destination: SocketAddr = "10.99.0.2:4000".parse().unwrap();
     let socket = bed.peer_socket(destination);
     set_socket_recv_buffer_size_force(&socket, ROOM).unwrap();
-    // The peer takes packets from sources that it has a way back to.
+    // The peer accepts packets from sources to which it has a route.
     ip(&[
         "-n",
         &bed.names[1],
@@ -360,7 +360,7 @@ fn what_cannot_work_says_what_to_do() {
     assert!(untaken.contains("ethtool -K PEER gro on"), "{untaken}");
 }
 
-/// A counter of the peer's `/proc/net/snmp`.
+/// Returns a counter of the peer's `/proc/net/snmp`.
 fn peer_counter(bed: &Bed, protocol: &str, name: &str) -> u64 {
     let text = thread::scope(|scope| {
         scope
@@ -377,7 +377,7 @@ fn peer_counter(bed: &Bed, protocol: &str, name: &str) -> u64 {
     values.split(' ').nth(place).unwrap().parse().unwrap()
 }
 
-/// IP packets that the client's namespace has taken in.
+/// Returns the IP packets that the client's namespace has received.
 fn taken_in(bed: &Bed) -> u64 {
     let read = || {
         bed.enter(0);
@@ -429,7 +429,7 @@ fn answers_to_nobody_are_dropped_at_the_device() {
             "{closed}: {answers:?}"
         );
     }
-    // Other answers come as ever.
+    // Other answers arrive as usual.
     let echo: SocketAddr = "10.99.0.2:4000".parse().unwrap();
     let socket = bed.peer_socket(echo);
     let _sink = bed.xdp_sink("vA", "10.98.0.0/16").unwrap();
@@ -494,7 +494,7 @@ fn a_flood_of_syns_is_taken_for_new_clients() {
             let blast = report.blast.unwrap();
             assert_eq!(blast.whole.sent, 100, "{blast:?}");
             let case = format!("{kind} to {server}");
-            // Answers come to nobody, so nothing but the flood is counted.
+            // The answers have no receiver, so only the flood is counted.
             assert_eq!(peer_counter(&bed, "Tcp:", "InSegs") - before, 100, "{case}");
             assert_eq!(peer_counter(&bed, "Tcp:", "InErrs"), 0, "{case}");
             let half_open = Command::new("ip")
@@ -508,7 +508,7 @@ fn a_flood_of_syns_is_taken_for_new_clients() {
                 .split_whitespace()
                 .filter(|word| word.starts_with(start))
                 .collect();
-            // Each asks from elsewhere, frames of one burst too.
+            // Each has another source, even frames of one burst.
             assert!(sources.len() >= 95, "{case}: {} of\n{text}", sources.len());
         }
     }

@@ -131,8 +131,7 @@ fn what_cannot_be_begun_is_this_side_s_fault() {
 
 #[test]
 fn a_full_queue_is_given_up_after_t_and_the_rate_kept() {
-    // One connection a second, one waiting: what Linux cannot queue, it does
-    // not answer.
+    // One connection per second, one waiting: Linux does not answer what it cannot queue.
     let slow = Accepting {
         rate: 1,
         backlog: 1,

@@ -1,4 +1,4 @@
-//! The loop of a switch of cells: `tidewall_atm::switch` between interfaces.
+//! The loop of a cell switch: `tidewall_atm::switch` between interfaces.
 //!
 //! ```text
 //!  frame of a circuit ─► passage? ─► another label, where it lies ─► device
@@ -6,9 +6,9 @@
 //!                                    └─► signalling (`calls`), which writes the table
 //! ```
 //!
-//! Full packets leave as soon as there are cells for them, the others when a batch of what
-//! came has ended. What a device does not take waits, for the whole port, and the queues
-//! behind it fill.
+//! Full packets leave as soon as there are cells for them, the others at the end of a
+//! received batch. A packet that a device rejects waits, and holds up the whole port; the
+//! queues behind it fill.
 
 mod calls;
 
@@ -33,40 +33,41 @@ use calls::Calls;
 
 pub use calls::{Signals, ports_of, routes_of};
 
-/// How soon what waits is tried again.
+/// Delay before a waiting packet is retried.
 const RETRY: Duration = Duration::from_millis(5);
 
-/// A port of a switch of cells: an interface, and the neighbour that its circuits lead to.
+/// A port of a cell switch: an interface, and the neighbour at the other end of its
+/// circuits.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct CellPort {
     /// The interface.
     pub interface: String,
-    /// Address of the neighbour, which is found as any on the link.
+    /// Address of the neighbour, which is resolved like any on the link.
     pub next_hop: IpAddr,
-    /// What goes there.
+    /// The encoding of cells on it.
     pub way: Way,
     /// Cells that each of its queues holds.
     pub queue: usize,
-    /// How it signals; `None`: circuit 0.5 is one like others.
+    /// How it signals; `None`: circuit 0.5 is an ordinary one.
     pub signals: Option<Signals>,
 }
 
-/// The name of PDUs of signalling that are none.
+/// Counter of invalid signalling PDUs.
 const DROPPED: &str = "dropped-signalling";
-/// The queue of circuits that calls set up.
+/// The queue of circuits set up by calls.
 const CALL_PRIORITY: usize = 1;
 
-/// How cells go over Ethernet.
+/// How cells are carried over Ethernet.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Way {
-    /// In PDUs of AAL5, a label a circuit (RFC 4717's AAL5 PDU frame mode).
+    /// In AAL5 PDUs, with one label per circuit (RFC 4717's AAL5 PDU frame mode).
     Frame,
-    /// Cells of all circuits behind one label (its N-to-one cell mode).
+    /// Cells of all circuits behind one label (RFC 4717's N-to-one cell mode).
     Cells(Label),
 }
 
 impl Way {
-    /// Its name for people and in files.
+    /// Returns its name for people and in files.
     pub fn name(self) -> &'static str {
         match self {
             Way::Frame => "frame",
@@ -74,7 +75,7 @@ impl Way {
         }
     }
 
-    /// What a port of the switch is then.
+    /// Returns the corresponding mode of the switch's port.
     pub fn mode(self) -> Mode {
         match self {
             Way::Frame => Mode::Frame,
@@ -98,20 +99,21 @@ struct Entries {
 
 struct PortState {
     port: CellPort,
-    /// A packet that the device has not taken; with bytes, nothing else leaves.
+    /// A packet that the device has not accepted; while it is not empty, nothing else
+    /// leaves.
     unsent: Vec<u8>,
 }
 
-/// Why something is not switched.
+/// Why an entry is rejected.
 #[derive(Debug, thiserror::Error)]
 pub enum Error {
-    /// The table does not take it.
+    /// The table rejects it.
     #[error(transparent)]
     Route(#[from] RouteError),
-    /// A call has the circuit, or had it and it is not released by both ends.
+    /// A call has the circuit, or had it and both ends have not released it yet.
     #[error("{0} of that port is a call's")]
     Call(Circuit),
-    /// The system refuses it.
+    /// The system's error.
     #[error(transparent)]
     System(#[from] io::Error),
 }
@@ -137,7 +139,7 @@ impl Entries {
         Ok(())
     }
 
-    /// The label of a circuit that has one of its own.
+    /// Returns the label of a circuit that has its own.
     fn label(&self, end: End) -> Option<Label> {
         let port = self.ports.get(end.port)?;
         match port.port.way {
@@ -146,7 +148,7 @@ impl Entries {
         }
     }
 
-    /// What calls want of the table.
+    /// Carries out a call's request on the table.
     fn request(&mut self, request: Request) -> bool {
         match request {
             Request::IsFree(end) => !self.switch.is_used(end),
@@ -166,7 +168,7 @@ impl Entries {
             }
             Request::Remove(ends) => {
                 for end in ends {
-                    // A label that stays has its frames counted as those of no circuit.
+                    // If the label stays, its frames count as those of no circuit.
                     let _ = self.remove(end);
                 }
                 true
@@ -183,12 +185,13 @@ impl Entries {
 }
 
 impl CellSwitch {
-    /// Takes the queues of these ports' interfaces; no circuit leads anywhere yet but those of
-    /// signalling. Ports are named by their places from here on; numbers that begin with a
-    /// prefix lead to its port.
+    /// Takes the queues of these ports' interfaces. Only circuits of signalling lead
+    /// anywhere so far. Ports are named by their indices from here on; numbers that begin
+    /// with a prefix lead to its port.
     ///
     /// # Errors
-    /// As [`Forwarder::open`], for two ports on one interface, too; EADDRINUSE for a label.
+    /// Those of [`Forwarder::open`], also for two ports on one interface; EADDRINUSE for
+    /// a label.
     pub fn open(ports: Vec<CellPort>, prefixes: Vec<(NumberPrefix, usize)>) -> io::Result<Self> {
         let configs = ports.iter().map(|it| EmbeddedConfig::new(&it.interface));
         let mut forwarder = Forwarder::open(configs.collect())?;
@@ -220,7 +223,7 @@ impl CellSwitch {
         Ok(CellSwitch { entries, calls })
     }
 
-    /// Enters one direction of a permanent circuit.
+    /// Adds one direction of a permanent circuit.
     ///
     /// # Errors
     /// [`Error`]; nothing is changed.
@@ -233,45 +236,45 @@ impl CellSwitch {
         self.entries.add(route)
     }
 
-    /// Takes an entry out; its cells that wait are dropped.
+    /// Removes an entry and drops its waiting cells.
     ///
     /// # Errors
-    /// As [`Forwarder::release_label`].
+    /// Those of [`Forwarder::release_label`].
     pub fn remove(&mut self, from: End) -> io::Result<()> {
         self.entries.remove(from)
     }
 
-    /// Which numbers lead to which port from now on; calls that there are stay.
+    /// Sets which numbers lead to which port from now on; existing calls stay.
     pub fn set_prefixes(&mut self, prefixes: Vec<(NumberPrefix, usize)>) {
         if let Some(calls) = &mut self.calls {
             calls.exchange_mut().set_prefixes(prefixes);
         }
     }
 
-    /// The table and the counters.
+    /// Returns the table and the counters.
     pub fn switch(&self) -> &Switch {
         &self.entries.switch
     }
 
-    /// What is counted of calls, by name; nothing where no port signals.
+    /// Returns the counters of calls, by name; empty if no port signals.
     pub fn call_counters(&self) -> impl Iterator<Item = (&'static str, u64)> {
         self.calls.iter().flat_map(of_calls)
     }
 
-    /// The stack of the first port, by which operators reach the switch.
+    /// Returns the stack of the first port, through which operators reach the switch.
     pub fn stack(&self) -> Option<&StackHandle> {
         self.entries.forwarder.stacks().next()
     }
 
-    /// The interfaces.
+    /// Returns the interfaces.
     pub fn forwarder(&mut self) -> &mut Forwarder {
         &mut self.entries.forwarder
     }
 
-    /// Waits until something comes, no longer than `most`, and switches it.
+    /// Waits until something arrives, no longer than `most`, and switches it.
     ///
     /// # Errors
-    /// What the interfaces report; EINTR.
+    /// The error of the interfaces; EINTR.
     pub fn turn(&mut self, most: Duration) -> io::Result<()> {
         let CellSwitch { entries, calls } = self;
         let retry = entries.is_waiting().then_some(RETRY);
@@ -347,7 +350,7 @@ fn input(switch: &mut Switch, ports: &[PortState], output: &mut Output, arrived:
     }
 }
 
-/// What a packet came to.
+/// Describes the effect of a packet on the counters.
 fn changes(before: &Counters, after: &Counters) -> String {
     let pairs = before.each().zip(after.each());
     let changed = pairs.filter(|((_, before), (_, after))| after > before);
@@ -355,7 +358,7 @@ fn changes(before: &Counters, after: &Counters) -> String {
     changed.collect::<Vec<_>>().join(", ")
 }
 
-/// Sends what waits, all of it or full packets alone.
+/// Sends the waiting packets: all, or only full ones.
 fn send(switch: &mut Switch, ports: &mut [PortState], output: &mut Output, all: bool) {
     for (number, PortState { port, unsent }) in ports.iter_mut().enumerate() {
         loop {
@@ -444,7 +447,7 @@ fn snapshot(
     snapshot
 }
 
-/// A side's name for people and in files.
+/// Returns a side's name for people and in files.
 pub fn side_name(side: Side) -> &'static str {
     match side {
         Side::Network => "network",
@@ -452,14 +455,14 @@ pub fn side_name(side: Side) -> &'static str {
     }
 }
 
-/// What is counted of calls.
+/// Returns the counters of calls.
 fn of_calls(calls: &Calls) -> impl Iterator<Item = (&'static str, u64)> + use<> {
     let dropped = (DROPPED, calls.dropped());
     let counters = calls.exchange().counters().each();
     counters.into_iter().chain([dropped])
 }
 
-/// The names of all that is counted of a switch of cells, as `tidewall stat` has them.
+/// Returns the names of all counters of a cell switch, in the form of `tidewall stat`.
 pub fn counter_names() -> impl Iterator<Item = String> {
     let all = Counters::default();
     let calls = exchange::Counters::default().each().into_iter();

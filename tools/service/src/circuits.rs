@@ -1,8 +1,8 @@
-//! A stack whose services are on circuits as a [`Host`]: circuit 0.PORT in place of a port of
-//! UDP.
+//! A stack with services on circuits as a [`Host`]: circuit 0.PORT instead of a UDP port.
 //!
-//! Each has the UDP port, too, and never receives there: a stack finds the poll of some devices
-//! (veth's) by datagrams alone, and until then frames of circuits come by interrupt.
+//! Each service also has the UDP port, and never receives there. A stack finds the poll
+//! of some devices (veth's) only by datagrams, and until then frames of circuits arrive
+//! by interrupt.
 
 use std::io;
 use std::net::SocketAddr;
@@ -15,7 +15,7 @@ use tidewall::{AtmSocket, Circuit, Descriptors, OpenFile, Stack, UdpSocket};
 
 use crate::host::{Datagrams, Host, Peer, nothing_came};
 
-/// Frames that wait for a circuit unless said otherwise: as many as for a UDP socket.
+/// Default number of frames that may wait for a circuit: as many as for a UDP socket.
 const RECEIVE_LIMIT: u32 = 512;
 
 /// A stack to run services on, whose circuits lead to `peer`.
@@ -28,11 +28,11 @@ pub struct Circuits {
 }
 
 impl Circuits {
-    /// A host on `stack`, whose circuits lead to the neighbour `next_hop` and hold at most
-    /// `receive_limit` frames a queue (`None`: 512).
+    /// Creates a host on `stack`, whose circuits lead to the neighbour `next_hop` and
+    /// hold at most `receive_limit` frames per queue (`None`: 512).
     ///
     /// # Errors
-    /// As [`Stack::attach_atm`].
+    /// Those of [`Stack::attach_atm`].
     pub fn new(
         stack: &Stack,
         next_hop: SocketAddr,

@@ -1,8 +1,8 @@
 //! Counters that another process can read at any time.
 //!
-//! A service whose processor is livelocked answers nobody, so what it has
-//! delivered must be readable without it. It counts in a page of a file
-//! (best in /dev/shm), little more than a memory store a batch.
+//! A service whose processor is livelocked cannot answer, so its progress must be
+//! readable without it. It counts in a page of a file (best in /dev/shm), at the cost of
+//! little more than a memory store per batch.
 //!
 //! Layout, in 64-bit words of the machine's byte order:
 //!
@@ -11,11 +11,11 @@
 //! | 0 | [`MAGIC`] |
 //! | 1 | number of services |
 //! | 2 | iterations of the event loop |
-//! | 3 | times it slept, or tried to |
-//! | 4 | processor time of its waiting calls, ns, where it is counted ([`Counters::count_times`]) |
-//! | 5 | processor time of its calls that accept and connect, ns |
-//! | 6 | processor time of its thread, ns |
-//! | 7 | lines that its access log has lost |
+//! | 3 | number of times it slept, or tried to |
+//! | 4 | CPU time of its waiting calls, ns, if it is counted ([`Counters::count_times`]) |
+//! | 5 | CPU time of its calls that accept and connect, ns |
+//! | 6 | CPU time of its thread, ns |
+//! | 7 | lines that its access log has dropped |
 //! | 8 + 8·n | datagrams that service n received |
 //! | 9 + 8·n | bytes of their payloads |
 //! | 10 + 8·n | replies that it handed to the stack |
@@ -25,14 +25,14 @@
 //! | 14 + 8·n | connections open now |
 //! | 15 + 8·n | bytes sent over connections |
 //!
-//! Of a web server, requests stand for datagrams received, the bytes are those
-//! that came, replies are responses, errors are connections that broke and
-//! requests that were refused.
+//! For a web server, requests stand for datagrams received, the bytes are the received
+//! ones, and replies are responses. Errors are connections that broke and requests that
+//! were rejected.
 //!
 //! The last [`PROXY_WORDS`] words are those of a proxy ([`ProxyCounts`], in the
 //! order of its fields).
 //!
-//! The service is the only writer; each cell is a cache line of its own.
+//! The service is the only writer; each cell has its own cache line.
 
 use std::fs::OpenOptions;
 use std::io;
@@ -50,7 +50,7 @@ const WORDS: usize = SharedPage::WORDS;
 
 /// First word of the page.
 pub const MAGIC: u64 = u64::from_be_bytes(*b"twservc1");
-/// Most services that fit a page.
+/// Most services that fit into a page.
 pub const SERVICES: usize = (WORDS - PROXY_WORDS) / CELL - 1;
 /// Words of a proxy's counts.
 pub const PROXY_WORDS: usize = 8;
@@ -82,9 +82,9 @@ macro_rules! counts {
 }
 
 counts! {
-    /// What one service has done since it started.
+    /// The counts of one service since it started.
     ServiceCounts {
-        /// Datagrams received, worked on and answered or discarded.
+        /// Datagrams received, processed and answered or discarded.
         received,
         /// Bytes of their payloads.
         bytes,
@@ -94,9 +94,9 @@ counts! {
         errors,
         /// Batches that held at least one datagram.
         batches,
-        /// Connections accepted, by a service that has them.
+        /// Connections accepted, by a connection service.
         connections,
-        /// Of which so many are open now.
+        /// Connections open now.
         open,
         /// Bytes sent over them.
         sent,
@@ -104,30 +104,28 @@ counts! {
 }
 
 counts! {
-    /// Processor time of an event loop, where it is counted
-    /// ([`Counters::count_times`]).
+    /// CPU time of an event loop, if it is counted ([`Counters::count_times`]).
     Times {
         /// In calls that wait (epoll_wait, select, ...), nanoseconds.
         waiting,
         /// In calls that accept and connect, nanoseconds: they allocate descriptors.
         opening,
-        /// Of the thread altogether, nanoseconds.
+        /// The whole thread, nanoseconds.
         total,
     }
 }
 
 counts! {
-    /// What a proxy has done since it started, beside what every service of
-    /// connections counts.
+    /// The counts of a proxy since it started, beside those of every connection service.
     ProxyCounts {
         /// Requests for which the origin could not be reached or gave no valid
         /// answer.
         upstream_errors,
-        /// Bytes that came from origins.
+        /// Bytes received from origins.
         upstream_bytes,
         /// Connections to origins begun.
         upstream_connections,
-        /// Of which so many are open now.
+        /// Connections to origins open now.
         upstream_open,
     }
 }
@@ -141,11 +139,11 @@ pub struct Counters {
 }
 
 impl Counters {
-    /// Makes the file, or takes over one that is there, for `services`
-    /// services, all counts zero. The file is removed on drop.
+    /// Creates the file, or takes over an existing one, for `services` services, all
+    /// counts zero. The file is removed on drop.
     ///
     /// # Errors
-    /// InvalidInput for more than [`SERVICES`]; what the file system reports.
+    /// InvalidInput for more than [`SERVICES`]; the error of the file system.
     pub fn create(path: impl AsRef<Path>, services: usize) -> io::Result<Self> {
         if services > SERVICES {
             return Err(io::Error::new(
@@ -169,9 +167,9 @@ impl Counters {
         Ok(Counters { page, path, times })
     }
 
-    /// Has the processor time counted of calls that wait and of those that
-    /// allocate descriptors, for machines on which `perf` cannot: two readings of
-    /// a clock for each such call, about half a microsecond.
+    /// Enables counting of the CPU time of calls that wait and of those that allocate
+    /// descriptors, for machines without `perf`. It costs two clock readings for each
+    /// such call, about half a microsecond.
     pub fn count_times(&self) {
         self.times.store(true, Ordering::Relaxed);
     }
@@ -184,13 +182,13 @@ impl Counters {
         bump(self.page.words().get(WAITS), 1);
     }
 
-    /// The access log has lost so many lines.
+    /// Counts lines that the access log has dropped.
     pub(crate) fn log_lost(&self, lines: u64) {
         bump(self.page.words().get(LOG_LOST), lines);
     }
 
-    /// Makes a call that waits, or one that opens a connection, and counts the
-    /// processor time that it takes if times are counted.
+    /// Runs a call that waits, or one that opens a connection, and counts its CPU time if
+    /// times are counted.
     pub(crate) fn time<T>(&self, waits: bool, call: impl FnOnce() -> T) -> T {
         if !self.times.load(Ordering::Relaxed) {
             return call();
@@ -202,8 +200,8 @@ impl Counters {
         result
     }
 
-    /// A call that waits, or one that opens a connection, took so much processor
-    /// time, of which the thread has used `total`.
+    /// Counts the CPU time of a call that waits, or of one that opens a connection; the
+    /// thread has used `total`.
     fn timed(&self, waits: bool, spent: Duration, total: Duration) {
         let nanoseconds = |time: Duration| u64::try_from(time.as_nanos()).unwrap_or(u64::MAX);
         let words = self.page.words();
@@ -223,20 +221,20 @@ impl Counters {
         bump(cell.get(4), datagrams.min(1));
     }
 
-    /// A connection of service `number` was accepted, of which `open` are now.
+    /// Counts an accepted connection of service `number`; `open` of them are open now.
     pub(crate) fn accepted(&self, number: usize, open: u64) {
         bump(self.cell(number).get(5), 1);
         self.open(number, open);
     }
 
-    /// So many connections of service `number` are open.
+    /// Sets the number of open connections of service `number`.
     pub(crate) fn open(&self, number: usize, open: u64) {
         if let Some(word) = self.cell(number).get(6) {
             word.store(open, Ordering::Relaxed);
         }
     }
 
-    /// So many bytes were sent over connections of service `number`.
+    /// Adds bytes sent over connections of service `number`.
     pub(crate) fn sent(&self, number: usize, bytes: u64) {
         bump(self.cell(number).get(7), bytes);
     }
@@ -245,7 +243,7 @@ impl Counters {
         bump(self.cell(number).get(3), 1);
     }
 
-    /// Adds what a proxy has done.
+    /// Adds the counts of a proxy.
     pub(crate) fn proxy(&self, uses: &Uses) {
         let words = proxy_words(&self.page);
         for (word, by) in words
@@ -258,12 +256,12 @@ impl Counters {
         }
     }
 
-    /// A proxy has begun a connection to an origin.
+    /// Counts a connection to an origin that a proxy has begun.
     pub(crate) fn proxy_connected(&self) {
         bump(proxy_words(&self.page).get(2), 1);
     }
 
-    /// Connections to origins that a proxy has now.
+    /// Sets the number of connections that a proxy has to origins.
     pub(crate) fn proxy_open(&self, upstreams: usize) {
         if let Some(word) = proxy_words(&self.page).get(3) {
             word.store(upstreams as u64, Ordering::Relaxed);
@@ -280,17 +278,17 @@ impl Counters {
 
 impl Drop for Counters {
     fn drop(&mut self) {
-        // A reader that has it mapped keeps it; the name need not stay.
+        // A reader that has mapped it keeps it; the name need not stay.
         let _ = std::fs::remove_file(&self.path);
     }
 }
 
-/// The words of a proxy.
+/// Returns the words of a proxy.
 fn proxy_words(page: &SharedPage) -> &[AtomicU64] {
     page.words().get(WORDS - PROXY_WORDS..).unwrap_or_default()
 }
 
-/// Adds without a locked instruction: there is one writer.
+/// Adds without a locked instruction: there is only one writer.
 fn bump(word: Option<&AtomicU64>, by: u64) {
     if let Some(word) = word {
         word.store(
@@ -323,7 +321,7 @@ impl Reader {
         Ok(Reader { page })
     }
 
-    /// What each service has done so far, in the order of the services. The
+    /// Returns the counts of each service so far, in the order of the services. The
     /// numbers of one service may be a batch apart.
     pub fn read(&self) -> Vec<ServiceCounts> {
         let words = self.page.words();
@@ -332,29 +330,29 @@ impl Reader {
         cells.map(ServiceCounts::of).collect()
     }
 
-    /// What a proxy has done so far; zeroes where there is none.
+    /// Returns the counts of a proxy so far; zeroes without one.
     pub fn proxy(&self) -> ProxyCounts {
         ProxyCounts::of(proxy_words(&self.page))
     }
 
-    /// Where the event loop's processor time has gone; zeroes where that is not
+    /// Returns the CPU time of the event loop by kind of call; zeroes if it is not
     /// counted.
     pub fn times(&self) -> Times {
         Times::of(self.page.words().get(TIMES..).unwrap_or_default())
     }
 
-    /// Lines that the access log has lost so far: who writes them down was
-    /// too slow, or could not.
+    /// Returns the lines that the access log has dropped so far: its writer was too slow,
+    /// or failed.
     pub fn log_lost(&self) -> u64 {
         self.page.words()[LOG_LOST].load(Ordering::Relaxed)
     }
 
-    /// Iterations of the event loop so far.
+    /// Returns the iterations of the event loop so far.
     pub fn iterations(&self) -> u64 {
         self.page.words()[ITERATIONS].load(Ordering::Relaxed)
     }
 
-    /// How often the event loop slept, or tried to, so far.
+    /// Returns how often the event loop slept, or tried to, so far.
     pub fn waits(&self) -> u64 {
         self.page.words()[WAITS].load(Ordering::Relaxed)
     }
@@ -456,7 +454,7 @@ mod tests {
         assert!(Counters::create(path("many"), SERVICES + 1).is_err());
         let counters = Counters::create(path("most"), SERVICES).unwrap();
         counters.batch(SERVICES - 1, 1, 1, 1);
-        // Out of range counts nowhere, and breaks nothing.
+        // An index out of range counts nothing, and breaks nothing.
         counters.batch(SERVICES, 1, 1, 1);
         assert_eq!(
             counters.page.words()[WORDS - PROXY_WORDS - CELL].load(Ordering::Relaxed),

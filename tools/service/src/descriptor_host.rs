@@ -1,6 +1,6 @@
-//! The ways of waiting for Tidewall's sockets by number that keep their own
-//! account of what is watched: an epoll set, edge-triggered, and the event queue
-//! of Banga, Mogul and Druschel (USENIX 1999).
+//! The ways of waiting for Tidewall's sockets by descriptor that keep their own list of
+//! watched sockets: an epoll set, edge-triggered, and the event queue of Banga, Mogul and
+//! Druschel (USENIX 1999).
 
 use std::cell::RefCell;
 use std::io;
@@ -14,12 +14,12 @@ use crate::descriptor_sockets::{DescriptorSockets, Owned, Select};
 use crate::sockets::Waiter;
 use crate::stream::{Event, Interest};
 
-/// Events taken with one call.
+/// Most events per call.
 const EVENTS: usize = 512;
-/// What a stream is watched for, once and for all: each change is reported once.
+/// The events watched on a stream, permanently: each change is reported once.
 const ALL: Events = Events::IN.with(Events::OUT).with(Events::RDHUP);
 
-/// Events of a server.
+/// Converts events to those of a server.
 fn event(token: u64, found: Events) -> Event {
     let broken = found.intersects(Events::ERR.with(Events::HUP));
     let ended = broken || found.intersects(Events::RDHUP);
@@ -39,10 +39,10 @@ pub struct DescriptorEpoll {
 }
 
 impl DescriptorEpoll {
-    /// A host on `stack`, with an epoll set of its own.
+    /// Creates a host on `stack`, with its own epoll set.
     ///
     /// # Errors
-    /// What [`tidewall::Descriptors::epoll_create1`] reports.
+    /// Those of [`tidewall::Descriptors::epoll_create1`].
     pub fn new(stack: &Stack, allocator: Allocator) -> io::Result<Self> {
         let sockets = DescriptorSockets::new(stack, allocator, Select::default())?;
         let set = sockets.descriptors().epoll_create1(Flags::CLOEXEC)?;
@@ -90,16 +90,16 @@ impl Waiter for DescriptorEpoll {
     }
 
     fn change(&self, _number: i32, _token: u64, _: Interest) -> io::Result<()> {
-        // Edges come once; there is nothing to switch off.
+        // Edges are reported once; there is nothing to switch off.
         Ok(())
     }
 
     fn clear(&self, _number: i32) {
-        // Closing the descriptor, which has no duplicates, takes it out.
+        // Closing the descriptor, which has no duplicates, removes it.
     }
 
     fn early(&self) -> bool {
-        // What is written to watched streams leaves together at the next wait.
+        // Writes to watched streams leave together at the next wait.
         true
     }
 
@@ -113,8 +113,8 @@ impl Waiter for DescriptorEpoll {
     }
 }
 
-/// Tidewall's event queue. Its interests are those of the thread that declares
-/// them: a host of this kind is used by the thread that waits.
+/// Tidewall's event queue. Its interests belong to the thread that declares them, so the
+/// waiting thread must use a host of this kind.
 pub struct DescriptorQueue {
     sockets: DescriptorSockets,
     state: RefCell<Queue>,
@@ -122,9 +122,9 @@ pub struct DescriptorQueue {
 
 struct Queue {
     found: Box<[DescriptorEvent]>,
-    /// By descriptor; what is not a stream is a listener.
+    /// By descriptor; an entry that is not a stream is a listener.
     tokens: Vec<Option<(u64, bool)>>,
-    /// Listeners reported ready: connections may be left, of which no event comes.
+    /// Listeners reported ready: further connections may wait without an event.
     ready_listeners: Vec<i32>,
 }
 
@@ -143,10 +143,10 @@ impl Queue {
 }
 
 impl DescriptorQueue {
-    /// A host on `stack`.
+    /// Creates a host on `stack`.
     ///
     /// # Errors
-    /// As [`DescriptorSockets::new`].
+    /// Those of [`DescriptorSockets::new`].
     pub fn new(stack: &Stack, allocator: Allocator) -> io::Result<Self> {
         Ok(DescriptorQueue {
             sockets: DescriptorSockets::new(stack, allocator, Select::default())?,
@@ -160,7 +160,7 @@ impl DescriptorQueue {
 
     fn declare(&self, number: i32, interest: Events) -> io::Result<()> {
         let descriptors = self.sockets.descriptors();
-        // What it is ready for already is its first event.
+        // If it is ready already, that is its first event.
         descriptors.declare_interest(number, interest, None)
     }
 }
@@ -190,7 +190,7 @@ impl Waiter for DescriptorQueue {
     }
 
     fn change(&self, _number: i32, _token: u64, _: Interest) -> io::Result<()> {
-        // Events come once; there is nothing to switch off.
+        // Events are reported once; there is nothing to switch off.
         Ok(())
     }
 
@@ -200,7 +200,7 @@ impl Waiter for DescriptorQueue {
     }
 
     fn early(&self) -> bool {
-        // What is written to watched streams leaves together at the next wait.
+        // Writes to watched streams leave together at the next wait.
         true
     }
 
@@ -212,7 +212,7 @@ impl Waiter for DescriptorQueue {
             ready_listeners,
         } = &mut *state;
         for number in ready_listeners.drain(..) {
-            // One that has been closed is of no interest any more.
+            // A closed one is of no interest any more.
             let _ = self.declare(number, Events::IN);
         }
         let descriptors = self.sockets.descriptors();

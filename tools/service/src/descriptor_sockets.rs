@@ -1,6 +1,6 @@
-//! Tidewall's sockets by descriptor number ([`Descriptors`]), and the ways to
-//! wait for them: `select` in the paper's way and the classical one, and `poll`,
-//! under [`SelectHost`](crate::SelectHost) and [`PollHost`](crate::PollHost).
+//! Tidewall's sockets by descriptor ([`Descriptors`]), and the ways to wait for them: the
+//! paper's `select` and the classical one, and `poll`, under
+//! [`SelectHost`](crate::SelectHost) and [`PollHost`](crate::PollHost).
 
 use std::fmt;
 use std::io;
@@ -20,35 +20,34 @@ use crate::stream::{Progress, Stream};
 /// Most descriptors.
 const LIMIT: u32 = 1 << 21;
 
-/// What `select` examines.
+/// The descriptors that `select` examines.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Select {
-    /// What is newly selected, hinted, or was ready last time (Banga & Mogul,
-    /// USENIX 1998).
+    /// Those newly selected, hinted, or ready last time (Banga & Mogul, USENIX 1998).
     #[default]
     Hinted,
     /// Everything, before and after sleeping: the comparator.
     Classical,
 }
 
-/// Tidewall's sockets by number.
+/// Tidewall's sockets by descriptor.
 #[derive(Clone, Debug)]
 pub struct DescriptorSockets {
     descriptors: Descriptors,
     select: Select,
-    /// An epoll set that nobody waits on. Sockets that nothing watches are read
-    /// and written in another way, for programs that do not wait: the classical
-    /// `select` watches them only while it sleeps, and would be compared in that
-    /// too.
+    /// An epoll set without waiters. It keeps every socket watched. Unwatched sockets are
+    /// read and written in another way, for programs that do not wait; the classical
+    /// `select` watches them only while it sleeps, and the comparison would include that
+    /// difference.
     keeper: Option<Rc<Owned>>,
 }
 
 impl DescriptorSockets {
-    /// A table of descriptors of `stack`, whose lowest free number is found by
-    /// `allocator`.
+    /// Creates a descriptor table of `stack`; `allocator` finds the lowest free
+    /// descriptor.
     ///
     /// # Errors
-    /// What [`Descriptors::epoll_create1`] reports, for the classical `select`.
+    /// Those of [`Descriptors::epoll_create1`], for the classical `select`.
     pub fn new(stack: &Stack, allocator: Allocator, select: Select) -> io::Result<Self> {
         let mut sockets = DescriptorSockets {
             descriptors: Descriptors::with_allocator(stack, LIMIT, allocator),
@@ -76,12 +75,12 @@ impl DescriptorSockets {
         Ok(stream)
     }
 
-    /// The table.
+    /// Returns the table.
     pub fn descriptors(&self) -> &Descriptors {
         &self.descriptors
     }
 
-    /// Closes it when it is dropped.
+    /// Wraps a descriptor, which is closed on drop.
     pub(crate) fn owned(&self, number: i32) -> Owned {
         Owned {
             descriptors: self.descriptors.clone(),
@@ -103,7 +102,7 @@ impl fmt::Debug for Owned {
 }
 
 impl Owned {
-    /// Its number.
+    /// Returns its descriptor.
     pub fn number(&self) -> i32 {
         self.number
     }
@@ -111,7 +110,7 @@ impl Owned {
 
 impl Drop for Owned {
     fn drop(&mut self) {
-        // Nobody else closes it.
+        // Nothing else closes it.
         let _ = self.descriptors.close(self.number);
     }
 }

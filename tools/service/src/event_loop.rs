@@ -1,5 +1,6 @@
-//! The event loop of an ordinary program: epoll(7), level-triggered, and recvmmsg(2) on what
-//! is ready, all by the C library's calls. `tidewall run` takes them as any other program's.
+//! The event loop of an ordinary program: epoll(7), level-triggered, and recvmmsg(2) on
+//! ready sockets, all by the C library's calls. `tidewall run` intercepts them like any
+//! other program's.
 
 use std::io;
 use std::net::{IpAddr, SocketAddr};
@@ -12,9 +13,9 @@ use crate::host::Host;
 use crate::linux::{Linux, Options, Receive};
 use crate::services::{BATCH, ERRORS_MAX, Kind, STOP_WITHIN, ServiceSpec, turn};
 
-/// Serves until `stop` is set. Each socket that is ready takes at most [`BATCH`] datagrams a
-/// turn. The last service has `sockets` sockets (0 is taken for 1), at its port and those that
-/// follow, which count together. `ready` is called once all are bound.
+/// Serves until `stop` is set. Each ready socket takes at most [`BATCH`] datagrams per
+/// turn. The last service has `sockets` sockets (0 counts as 1), at its port and the
+/// following ones, which are counted together. Calls `ready` once all are bound.
 ///
 /// # Errors
 /// Errors of binding or waiting, and a socket whose errors do not end.

@@ -1,35 +1,35 @@
-//! What a service needs of a stack.
+//! The interface between a service and a stack.
 
 use std::io;
 use std::net::{IpAddr, SocketAddr};
 use std::time::Duration;
 
-/// Who sent a datagram, and how to answer.
+/// The sender of a datagram, and how to answer it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Peer {
     /// The sender's address.
     pub address: SocketAddr,
-    /// Our address to answer from: the one that the sender knows. Unspecified
-    /// where the socket has only one, or the usual one is meant.
+    /// Our address to answer from: the one that the sender knows. Unspecified if the
+    /// socket has only one, or for the default one.
     pub local: IpAddr,
 }
 
 /// A bound UDP socket, used by one thread.
 pub trait Datagrams {
-    /// Takes up to `limit` datagrams that are there now, without waiting, and
-    /// calls `each` with payload and sender; returns how many there were. The
-    /// sender is `None` on a socket bound without replies.
+    /// Receives up to `limit` datagrams that are there now, without waiting, and calls
+    /// `each` with payload and sender; returns how many there were. The sender is `None`
+    /// on a socket bound without replies.
     ///
     /// # Errors
-    /// What the stack reports; having nothing is `Ok(0)`.
+    /// The error of the stack; no datagram is `Ok(0)`.
     fn receive(&self, limit: usize, each: impl FnMut(&[u8], Option<Peer>)) -> io::Result<usize>;
 
-    /// As [`Datagrams::receive`], but sleeps for up to `timeout` for the first
-    /// one: one system call less than waiting and then receiving, for a program
-    /// with a single socket.
+    /// Acts as [`Datagrams::receive`], but sleeps for up to `timeout` for the first
+    /// datagram. A program with a single socket saves one system call over waiting and
+    /// then receiving.
     ///
     /// # Errors
-    /// As [`Datagrams::receive`]; a timeout and a signal are `Ok(0)`.
+    /// Those of [`Datagrams::receive`]; a timeout and a signal are `Ok(0)`.
     fn receive_waiting(
         &self,
         limit: usize,
@@ -37,21 +37,22 @@ pub trait Datagrams {
         each: impl FnMut(&[u8], Option<Peer>),
     ) -> io::Result<usize>;
 
-    /// Hands over a datagram to be sent, at the latest by the next
-    /// [`Datagrams::flush`]. May be called from within `each`.
+    /// Queues a datagram, to be sent by the next [`Datagrams::flush`] at the latest. May
+    /// be called from within `each`.
     ///
     /// # Errors
-    /// What the stack reports for this datagram; earlier ones are unaffected.
+    /// The stack's error for this datagram; earlier ones are unaffected.
     fn queue(&self, payload: &[u8], to: Peer) -> io::Result<()>;
 
-    /// Sends what was queued.
+    /// Sends the queued datagrams.
     ///
     /// # Errors
-    /// What the stack reports; what could not be sent is dropped.
+    /// The error of the stack; unsent datagrams are dropped.
     fn flush(&self) -> io::Result<()>;
 }
 
-/// What [`Datagrams::receive`] says where having nothing, or having waited in vain, is no error.
+/// Converts the errors of [`Datagrams::receive`] for an empty socket or a vain wait to
+/// `Ok(0)`.
 pub(crate) fn nothing_came(received: io::Result<usize>) -> io::Result<usize> {
     use io::ErrorKind::{Interrupted, TimedOut, WouldBlock};
     match received {
@@ -65,22 +66,22 @@ pub trait Host {
     /// Its sockets.
     type Socket: Datagrams;
 
-    /// Opens a UDP socket. `priority` is the place in the order of services, 0
-    /// first; `replies` is false when no datagram will be sent.
+    /// Opens a UDP socket. `priority` is its position in the order of services, 0 first;
+    /// `replies` is false if no datagram will be sent.
     ///
     /// # Errors
-    /// EADDRINUSE, EADDRNOTAVAIL and the like, as Linux has them.
+    /// EADDRINUSE, EADDRNOTAVAIL and the like, as on Linux.
     fn bind(&self, address: SocketAddr, priority: usize, replies: bool)
     -> io::Result<Self::Socket>;
 
-    /// Sleeps until one of `sockets` may have something, or `timeout` is over.
+    /// Sleeps until one of `sockets` may have a datagram, or `timeout` is over.
     ///
     /// # Errors
-    /// What the stack reports; a signal is no error.
+    /// The error of the stack; a signal is no error.
     fn wait(&self, sockets: &[&Self::Socket], timeout: Duration) -> io::Result<()>;
 
-    /// How long the program is to go on asking its sockets before it calls
-    /// [`Host::wait`]. Zero where the stack itself does any such polling.
+    /// Returns how long the program is to keep asking its sockets before it calls
+    /// [`Host::wait`]. Zero if the stack itself does any such polling.
     fn spin(&self) -> Duration {
         Duration::ZERO
     }

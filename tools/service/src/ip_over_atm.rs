@@ -1,4 +1,4 @@
-//! IP over ATM: a tun interface of the kernel's whose packets go over circuits.
+//! IP over ATM: a kernel tun interface whose packets travel over circuits.
 //!
 //! ```text
 //!  kernel's IP ─► tun ─► neighbour's circuit ─► LLC/SNAP, AAL5 ─► frames
@@ -7,9 +7,10 @@
 //!                           └─► calls
 //! ```
 //!
-//! One thread does everything, and waits for the tun and for all circuits at once. What a
-//! device does not take for so long that it cannot be a burst is dropped, as behind any link.
-//! TCP segments of up to 64 KiB cross the tun uncut, either way.
+//! One thread does everything, and waits for the tun and for all circuits at once. A
+//! packet is dropped if the device rejects it for longer than a burst lasts, as on any
+//! link. TCP segments of up to 64 KiB cross the tun without being split, in either
+//! direction.
 
 use std::collections::{BTreeMap, VecDeque};
 use std::fs::File;
@@ -31,43 +32,43 @@ use tidewall_wire::atm::llc;
 use tidewall_wire::ethernet::EtherType;
 use tidewall_wire::{ipv4, virtio_net};
 
-/// Packets from one side before the other's turn.
+/// Packets from one side before the other side's turn.
 const BATCH: usize = 64;
-/// Frames that may wait for a circuit: some of a kernel's longest segments.
+/// Frames that may wait for a circuit: enough for some of a kernel's longest segments.
 const RECEIVE_LIMIT: u32 = 1024;
-/// How long packets wait for frames to be sent from, until one is sent.
+/// Longest time that packets wait for a free frame, until one is sent.
 const FRAME_TIMEOUT: Duration = Duration::from_millis(10);
-/// Calls that wait to be taken.
+/// Calls that wait to be accepted.
 const BACKLOG: usize = 64;
-/// Packets that wait for circuits that are being set up, or for the next hop's link address,
-/// in all and of one destination.
+/// Most packets that wait for circuits being set up, or for the next hop's link address:
+/// in total and per destination.
 const WAITING_MAX: usize = 64;
 const WAITING_EACH: usize = 3;
-/// How long for the address, and how often it is looked for: the kernel asks three times, a
+/// Timeout of the address look-up, and its interval: the kernel sends three requests, a
 /// second apart.
 const NEXT_HOP_TIMEOUT: Duration = Duration::from_secs(3);
 const NEXT_HOP_LOOK: Duration = Duration::from_millis(5);
 
-/// What happened that [`Subnetwork::counters`] does not know, packets.
+/// Packet counts beyond those of [`Subnetwork::counters`].
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Counters {
     /// Sent over circuits.
     pub sent: u64,
-    /// Given to the kernel.
+    /// Passed to the kernel.
     pub delivered: u64,
     /// From the kernel, and not IPv4, or long and not TCP.
     pub not_ipv4: u64,
     /// Not sent: no frame was free, or the next hop's link address was not found.
     pub not_sent: u64,
-    /// The kernel did not take them.
+    /// The kernel rejected them.
     pub refused: u64,
-    /// Not sent: the circuit that they waited for was not set up, or too many waited.
+    /// Not sent: the circuit for which they waited was not set up, or too many waited.
     pub not_reached: u64,
-    /// Calls that were made, answered or not, and calls that came.
+    /// Calls that were made, answered or not, and calls received.
     pub calls: u64,
 }
 
-/// An interface that is served.
+/// A served interface.
 pub struct IpOverAtm {
     stack: Stack,
     subnetwork: Subnetwork,
@@ -75,14 +76,14 @@ pub struct IpOverAtm {
     ends: BTreeMap<i32, End>,
     circuits: BTreeMap<Circuit, i32>,
     tun: File,
-    /// The tun first, then the ends.
+    /// The tun first, then the circuits' ends.
     list: Vec<PollFd>,
     buffer: Vec<u8>,
     joiner: Joiner,
     waiting: VecDeque<Waiting>,
     /// Some of it has a circuit.
     unsent: bool,
-    /// What is left of [`FRAME_TIMEOUT`].
+    /// The rest of [`FRAME_TIMEOUT`].
     left: Duration,
     began: Instant,
     counters: Counters,
@@ -105,17 +106,18 @@ struct End {
 #[derive(Clone, Copy, Debug)]
 enum What {
     Listener,
-    /// A call of ours that is not answered.
+    /// An outgoing call without an answer yet.
     Calling(Nsap),
     Circuit(Circuit),
 }
 
 impl IpOverAtm {
-    /// Makes a tun interface of this name, with the configuration's address and prefix and an
-    /// MTU of 68 to 65,527 bytes, which goes with the value or the process, however that ends.
+    /// Creates a tun interface of this name, with the configuration's address and prefix
+    /// and an MTU of 68 to 65,527 bytes. It disappears with the value or the process,
+    /// however that ends.
     ///
     /// # Errors
-    /// EBUSY when there is such an interface; EPERM; ENOENT without /dev/net/tun; EINVAL.
+    /// EBUSY if there is such an interface; EPERM; ENOENT without /dev/net/tun; EINVAL.
     pub fn open(stack: &Stack, name: &str, mtu: u16, config: Config) -> io::Result<Self> {
         let tun = interface::open_tun(name)?;
         interface::take_offloads(&tun)?;
@@ -142,10 +144,12 @@ impl IpOverAtm {
         })
     }
 
-    /// Adds a permanent circuit of the stack, to this neighbour or to whom InATMARP finds.
+    /// Adds a permanent circuit of the stack, to this neighbour or to the one that
+    /// InATMARP finds.
     ///
     /// # Errors
-    /// As [`AtmSocket::bind`]; EINVAL, in words, for a neighbour that is another circuit's.
+    /// Those of [`AtmSocket::bind`]; EINVAL, in words, for a neighbour that belongs to
+    /// another circuit.
     pub fn add(&mut self, circuit: Circuit, neighbour: Option<Ipv4Addr>) -> io::Result<()> {
         let socket = AtmSocket::bind_with(&self.stack, circuit, options())?;
         let fd = self.open_end(socket, What::Circuit(circuit), Events::IN)?;
@@ -162,7 +166,7 @@ impl IpOverAtm {
     /// Removes a permanent circuit; its neighbour is forgotten.
     ///
     /// # Errors
-    /// ENOENT where there is none.
+    /// ENOENT if there is none.
     pub fn remove(&mut self, circuit: Circuit) -> io::Result<()> {
         let fd = self.circuits.get(&circuit).copied();
         let permanent = |fd: &i32| match self.ends.get(fd).map(|end| &*end.file) {
@@ -174,10 +178,10 @@ impl IpOverAtm {
         Ok(())
     }
 
-    /// Takes calls to this number, which is the stack's.
+    /// Accepts calls to this number, which is the stack's.
     ///
     /// # Errors
-    /// As [`AtmListener::bind`].
+    /// Those of [`AtmListener::bind`].
     pub fn listen(&mut self, number: Nsap) -> io::Result<()> {
         let listener = AtmListener::bind(&self.stack, number, BACKLOG, options())?;
         self.open_end(listener, What::Listener, Events::IN)?;
@@ -220,20 +224,20 @@ impl IpOverAtm {
         }
     }
 
-    /// The table of neighbours and routes.
+    /// Returns the table of neighbours and routes.
     pub fn subnetwork(&mut self) -> &mut Subnetwork {
         &mut self.subnetwork
     }
 
-    /// What happened.
+    /// Returns the counters.
     pub fn counters(&self) -> Counters {
         self.counters
     }
 
-    /// Waits until something comes or is due, no longer than `most`, and does it.
+    /// Waits until something arrives or is due, no longer than `most`, and handles it.
     ///
     /// # Errors
-    /// What device and tun report; EINTR.
+    /// The error of the device or the tun; EINTR.
     pub fn turn(&mut self, most: Duration) -> io::Result<()> {
         let now = self.began.elapsed();
         let due = self.subnetwork.poll_timeout();
@@ -275,7 +279,7 @@ impl IpOverAtm {
         }
         while let Some((circuit, payload)) = self.subnetwork.poll_transmit() {
             if let Some(OpenFile::Circuit(socket)) = self.file(circuit).as_deref() {
-                // Lost, it is asked or answered again.
+                // A lost request or answer is repeated.
                 drop(socket.send(&payload));
             }
         }
@@ -310,7 +314,7 @@ impl IpOverAtm {
         }
     }
 
-    /// A call of ours has an answer.
+    /// Handles the answer to an outgoing call.
     fn answered(&mut self, fd: i32, number: Nsap, socket: &AtmSocket) {
         if socket.is_connecting() {
             return;
@@ -334,7 +338,7 @@ impl IpOverAtm {
         for _ in 0..BATCH {
             let (socket, caller) = match listener.accept() {
                 Ok(accepted) => accepted,
-                // One that could not be taken is refused; others may be.
+                // A call that cannot be accepted is rejected; later ones may be accepted.
                 Err(_) => return Ok(()),
             };
             self.counters.calls += 1;
@@ -348,7 +352,7 @@ impl IpOverAtm {
         Ok(())
     }
 
-    /// From a circuit to the kernel. True at the end of a call.
+    /// Passes payloads from a circuit to the kernel. Returns true at the end of a call.
     fn receive(&mut self, circuit: Circuit, socket: &AtmSocket) -> io::Result<bool> {
         let now = self.began.elapsed();
         let (subnetwork, counters) = (&mut self.subnetwork, &mut self.counters);
@@ -375,7 +379,7 @@ impl IpOverAtm {
         }
     }
 
-    /// From the kernel to circuits.
+    /// Passes packets from the kernel to circuits.
     fn send(&mut self) -> io::Result<()> {
         llc::emit_routed(EtherType::IPV4, &mut self.buffer)
             .map_err(|error| io::Error::new(io::ErrorKind::InvalidInput, error))?;
@@ -430,7 +434,7 @@ impl IpOverAtm {
         Ok(())
     }
 
-    /// Keeps a packet until it can be sent; false where too many wait.
+    /// Keeps a packet until it can be sent; returns false if too many wait.
     fn wait(&mut self, now: Duration, destination: Ipv4Addr, payload: &[u8]) -> bool {
         let of_it = self.waiting.iter();
         let of_it = of_it.filter(|it| it.destination == destination);
@@ -469,10 +473,11 @@ impl IpOverAtm {
         self.flush(last);
     }
 
-    /// Queues a payload on a circuit, whose socket is then to be flushed.
+    /// Queues a payload on a circuit, whose socket must be flushed then.
     ///
     /// # Errors
-    /// WouldBlock while no frame is free or the next hop's link address is looked for.
+    /// WouldBlock while no frame is free or the next hop's link address is being
+    /// resolved.
     fn queue(&mut self, circuit: Circuit, payload: &[u8]) -> io::Result<Arc<OpenFile>> {
         let file = self.file(circuit).ok_or(io::ErrorKind::NotFound)?;
         let OpenFile::Circuit(socket) = &*file else {
@@ -483,16 +488,16 @@ impl IpOverAtm {
         Ok(file)
     }
 
-    /// All circuits of a stack share the device's queue.
+    /// Flushes one socket: all circuits of a stack share the device's queue.
     fn flush(&self, last: Option<Arc<OpenFile>>) {
         if let Some(OpenFile::Circuit(socket)) = last.as_deref() {
-            // A device that is down has sent nothing; TCP repeats it.
+            // A device that is down has sent nothing; TCP retransmits it.
             drop(socket.flush());
         }
     }
 }
 
-/// Of every circuit: packets of any length.
+/// Returns the options of every circuit: packets of any length.
 fn options() -> AtmOptions {
     let longest = usize::from(u16::MAX);
     AtmOptions {
@@ -502,7 +507,7 @@ fn options() -> AtmOptions {
     }
 }
 
-/// Queues a payload, and waits a little for frames.
+/// Queues a payload, and waits briefly for free frames.
 fn queue(socket: &AtmSocket, payload: &[u8], left: &mut Duration) -> io::Result<()> {
     let free = || {
         socket.flush()?;
@@ -512,9 +517,9 @@ fn queue(socket: &AtmSocket, payload: &[u8], left: &mut Duration) -> io::Result<
     retry(left, || socket.queue(payload), free)
 }
 
-/// Tries again while there is no place, with `free` before each time and as long as `left`
-/// lasts. A next hop that does not answer ARP has no place, too: when `left` has run out,
-/// nothing waits until something is taken again.
+/// Retries while there is no room, calling `free` before each attempt, as long as `left`
+/// lasts. A next hop that does not answer ARP causes the same: when `left` has run out,
+/// nothing waits until an attempt succeeds again.
 fn retry(
     left: &mut Duration,
     mut attempt: impl FnMut() -> io::Result<()>,
@@ -543,7 +548,7 @@ fn retry(
 mod tests {
     use super::*;
 
-    /// How often something is tried until it is given up, or taken the `taken`-th time.
+    /// Counts the attempts until one is abandoned, or the `taken`-th succeeds.
     fn tries(left: &mut Duration, taken: usize) -> (bool, usize) {
         let mut tries = 0;
         let attempt = || {
@@ -566,7 +571,7 @@ mod tests {
         for _ in 0..BATCH {
             assert_eq!(tries(&mut left, 3), (false, 1));
         }
-        // One is taken at once, and the next waits again.
+        // One succeeds at once, and the next waits again.
         assert_eq!(tries(&mut left, 1), (true, 1));
         assert_eq!(tries(&mut left, 3), (true, 3));
     }

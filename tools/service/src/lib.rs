@@ -1,19 +1,25 @@
 //! Services: application code written once and run on either stack.
 //!
-//! Lives here: what a service needs of a stack, for datagrams ([`Host`],
-//! [`Datagrams`]) and for connections ([`StreamHost`], [`Stream`]), what
-//! provides it ([`tidewall`], [`circuits`] and [`linux`], [`tidewall_stream`], [`linux_stream`]), the
-//! older ways to wait for connections ([`SelectHost`], [`PollHost`]), the
-//! event loop of echo, acknowledge and discard services over the one
-//! ([`serve`], and [`serve_events`] as an ordinary program has it), a web server and a forwarding proxy over the other ([`http`]), the loops of the transport switch
-//! ([`switch`]) and of a switch of cells ([`cell_switch`]), IP over ATM ([`ip_over_atm`]), and
-//! the shared page in which they count ([`counters`]). Does not live here: load, test beds
-//! and anything that measures. A comparison is honest only while the loop
-//! knows nothing of which stack it runs on; keep it so.
+//! Lives here:
+//! - the interface between a service and a stack, for datagrams ([`Host`], [`Datagrams`])
+//!   and for connections ([`StreamHost`], [`Stream`])
+//! - its implementations ([`tidewall`], [`circuits`] and [`linux`], [`tidewall_stream`],
+//!   [`linux_stream`])
+//! - the older ways to wait for connections ([`SelectHost`], [`PollHost`])
+//! - the event loop of echo, acknowledge and discard services ([`serve`], and
+//!   [`serve_events`] for an ordinary program)
+//! - a web server and a forwarding proxy ([`http`])
+//! - the loops of the transport switch ([`switch`]) and of a cell switch
+//!   ([`cell_switch`])
+//! - IP over ATM ([`ip_over_atm`])
+//! - the shared page of counters ([`counters`])
 //!
-//! Read first: RFC 9112 and epoll(7) for connections; LRP (Druschel & Banga, OSDI 1996) §4; recv(2), recvmmsg(2),
-//! socket(7) on SO_BUSY_POLL; Documentation/networking/napi.rst on
-//! SO_PREFER_BUSY_POLL.
+//! Does not live here: load, test beds and anything that measures. A comparison is honest
+//! only while the loop knows nothing of which stack it runs on; keep it so.
+//!
+//! Read first: RFC 9112 and epoll(7) for connections; LRP (Druschel & Banga, OSDI 1996)
+//! §4; recv(2), recvmmsg(2), socket(7) on SO_BUSY_POLL; Documentation/networking/napi.rst
+//! on SO_PREFER_BUSY_POLL.
 //!
 //! ```text
 //!  serve: for each service, by priority ── receive ≤ batch ─► work ─► reply ─► flush

@@ -23,16 +23,16 @@ const DATAGRAM_MAX: usize = 65_536;
 /// Bytes of a datagram that a batched send has room for.
 const BATCH_BYTES: usize = 2048;
 
-/// How datagrams are taken from a socket.
+/// How datagrams are received from a socket.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Receive {
-    /// `recv` (`recvfrom` where there are replies), each reply sent at once
-    /// with `sendto`: the least work for one datagram.
+    /// `recv` (`recvfrom` with replies), each reply sent at once with `sendto`: the least
+    /// work for one datagram.
     #[default]
     Recv,
-    /// `recvmmsg` of a batch, replies sent together with `sendmmsg`: the fewest
-    /// system calls for many.
+    /// `recvmmsg` of a batch, replies sent together with `sendmmsg`: the fewest system
+    /// calls for many.
     Recvmmsg,
 }
 
@@ -52,20 +52,20 @@ impl fmt::Display for Receive {
 pub struct BusyPoll {
     /// How long a receive call polls before it sleeps, µs (SO_BUSY_POLL).
     pub microseconds: u32,
-    /// Packets a poll may take (SO_BUSY_POLL_BUDGET).
+    /// Most packets per poll (SO_BUSY_POLL_BUDGET).
     pub budget: u16,
 }
 
 /// How the sockets are set up.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Options {
-    /// How datagrams are taken.
+    /// How datagrams are received.
     #[serde(default)]
     pub receive: Receive,
     /// Busy polling, with SO_PREFER_BUSY_POLL; needs CAP_NET_ADMIN.
     #[serde(default)]
     pub busy_poll: Option<BusyPoll>,
-    /// Busy polling by the event loop's epoll instance in place of the sockets
+    /// Busy polling by the event loop's epoll instance instead of the sockets
     /// ([`serve_events`](crate::serve_events) only).
     #[serde(default)]
     pub epoll_busy_poll: Option<BusyPoll>,
@@ -82,7 +82,7 @@ pub struct Linux {
 }
 
 impl Linux {
-    /// A host whose sockets have these options.
+    /// Creates a host whose sockets have these options.
     pub fn new(options: Options) -> Self {
         Linux { options }
     }
@@ -142,8 +142,8 @@ impl Host for Linux {
     }
 
     fn spin(&self) -> Duration {
-        // poll(2) busy-polls only under the sysctl net.core.busy_poll, which is
-        // the whole machine's; asking the sockets polls each time.
+        // poll(2) busy-polls only under the sysctl net.core.busy_poll, which affects the
+        // whole machine; asking the sockets polls each time.
         self.options.busy_poll.map_or(Duration::ZERO, |busy| {
             Duration::from_micros(busy.microseconds.into())
         })
@@ -155,12 +155,12 @@ pub struct Socket {
     socket: UdpSocket,
     how: Receive,
     replies: bool,
-    /// Datagrams say which of our addresses they were sent to.
+    /// Datagrams report to which of our addresses they were sent.
     located: bool,
     single: RefCell<Vec<u8>>,
     incoming: RefCell<Batch>,
     outgoing: RefCell<Batch>,
-    /// SO_RCVTIMEO as set.
+    /// The present value of SO_RCVTIMEO.
     timeout: Cell<Duration>,
 }
 
@@ -169,7 +169,7 @@ impl Socket {
         self.socket.as_fd()
     }
 
-    /// One datagram, by the call that is enough for it.
+    /// Receives one datagram, by the cheapest sufficient call.
     fn one(&self, buffer: &mut [u8], flags: libc::c_int) -> io::Result<(usize, Option<Peer>)> {
         if self.located {
             let received = receive_message(&self.socket, buffer, flags)?;
@@ -185,7 +185,7 @@ impl Socket {
         Ok((length, address.map(|address| Peer { address, local })))
     }
 
-    /// One at a time; `first` are the flags of the first call.
+    /// Receives one at a time; `first` are the flags of the first call.
     fn one_by_one(
         &self,
         limit: usize,
@@ -199,8 +199,8 @@ impl Socket {
             match quiet(result) {
                 Ok(Some((length, peer))) => each(buffer.get(..length).unwrap_or_default(), peer),
                 Ok(None) => return Ok(count),
-                // What came before it counts; the next call meets it again, or
-                // it has passed.
+                // Earlier datagrams count; the next call returns the error again, or it
+                // has passed.
                 Err(_) if count > 0 => return Ok(count),
                 Err(error) => return Err(error),
             }
@@ -264,7 +264,7 @@ impl Datagrams for Socket {
             self.socket.set_read_timeout(Some(timeout))?;
             self.timeout.set(timeout);
         }
-        // Of recvmmsg's datagrams only the first is waited for.
+        // recvmmsg waits only for the first datagram.
         let flags = match self.how {
             Receive::Recv => 0,
             Receive::Recvmmsg => libc::MSG_WAITFORONE,
@@ -289,7 +289,7 @@ impl Datagrams for Socket {
     fn flush(&self) -> io::Result<()> {
         let mut batch = self.outgoing.borrow_mut();
         let count = batch.queued.len();
-        // A socket buffer that is full takes no more of this batch: UDP loses.
+        // A full socket buffer accepts no more of this batch: UDP loses.
         match batch.send(self.fd())? < count {
             true => Err(io::Error::from_raw_os_error(libc::ENOBUFS)),
             false => Ok(()),
@@ -297,7 +297,7 @@ impl Datagrams for Socket {
     }
 }
 
-/// The sender of a datagram, and the address of ours that it knows.
+/// Returns the sender of a datagram, and our address as the sender knows it.
 fn peer(received: &Received) -> Option<Peer> {
     let local = received.ancillary.local.map(|local| local.to_canonical());
     received.source.map(|address| Peer {
@@ -319,15 +319,15 @@ fn message(payload: &[u8], to: Peer) -> Message<'_> {
 struct Batch {
     messages: MessageBatch,
     bytes: Box<[u8]>,
-    /// Bytes that a datagram has room for.
+    /// Largest datagram that fits, bytes.
     room: usize,
-    /// Length and peer of each datagram to be sent.
+    /// Length and peer of each queued datagram.
     queued: Vec<(usize, Peer)>,
 }
 
 impl Batch {
-    /// Room for `count` datagrams of up to `room` bytes, of which only what is
-    /// used takes memory.
+    /// Creates room for `count` datagrams of up to `room` bytes; only the used part takes
+    /// memory.
     fn new(count: usize, room: usize) -> Self {
         Batch {
             messages: MessageBatch::new(count),
@@ -341,7 +341,7 @@ impl Batch {
         self.queued.len() >= self.messages.capacity()
     }
 
-    /// Adds a datagram to be sent; there is room for it.
+    /// Queues a datagram, for which there must be room.
     fn put(&mut self, payload: &[u8], to: Peer) -> io::Result<()> {
         let start = self.queued.len() * self.room;
         let place = self.bytes.get_mut(start..start + payload.len());
@@ -353,7 +353,7 @@ impl Batch {
         Ok(())
     }
 
-    /// Sends what was added, and forgets it; how many left.
+    /// Sends the queued datagrams and clears the queue; returns how many were sent.
     fn send(&mut self, fd: BorrowedFd<'_>) -> io::Result<usize> {
         if self.queued.is_empty() {
             return Ok(0);
@@ -367,7 +367,7 @@ impl Batch {
     }
 }
 
-/// Having nothing, a timeout and a signal are no errors.
+/// Converts an empty socket, a timeout and a signal to `None`.
 fn quiet<T>(result: io::Result<T>) -> io::Result<Option<T>> {
     match result {
         Ok(value) => Ok(Some(value)),

@@ -1,6 +1,5 @@
-//! Linux sockets by descriptor number, for hosts that wait with `select` or
-//! `poll`. Everything but the waiting is as in
-//! [`crate::linux_stream`].
+//! Linux sockets by descriptor, for hosts that wait with `select` or `poll`. Everything
+//! but the waiting is as in [`crate::linux_stream`].
 
 use std::io;
 use std::net::{SocketAddr, TcpListener};
@@ -24,7 +23,7 @@ impl LinuxSockets {
     /// Raises the process's soft limit of open files to the hard one, as every
     /// connection is a file.
     pub fn new() -> Self {
-        // Fewer connections are served where it cannot be raised.
+        // If it cannot be raised, fewer connections are served.
         let _ = raise_open_files(u64::MAX);
         LinuxSockets(())
     }

@@ -1,11 +1,11 @@
 //! Linux sockets as a [`StreamHost`], used as an expert would use them.
 //!
-//! Streams are nonblocking from `accept4` on, inherit TCP_NODELAY from the
-//! listener, and are entered into epoll edge-triggered, once, and only when
-//! there is something to wait for: a connection that brings one request and
-//! goes costs accept4, recv, send, close. A kept-alive request costs recv, send
-//! and its share of an epoll_wait. Files leave by sendfile. There is one
-//! thread, so SO_REUSEPORT and SO_INCOMING_CPU have nothing to decide.
+//! Streams are nonblocking from `accept4` on, and inherit TCP_NODELAY from the listener.
+//! They are added to epoll edge-triggered, once, and only when there is something to wait
+//! for. A connection with a single request costs accept4, recv, send, close. A request on
+//! a persistent connection costs recv, send and its share of an epoll_wait. Files are
+//! sent by sendfile. There is one thread, so SO_REUSEPORT and SO_INCOMING_CPU have no
+//! effect.
 
 use std::cell::RefCell;
 use std::fs::File;
@@ -28,10 +28,10 @@ use tidewall_sys::{raise_open_files, set_option};
 use crate::linux::BusyPoll;
 use crate::stream::{Event, Interest, Progress, Stream, StreamHost};
 
-/// Events taken with one call.
+/// Most events per call.
 const EVENTS: usize = 512;
-/// Bytes that one sendfile may move: a connection's turn is bounded by its
-/// caller, this only keeps the number within what the kernel takes.
+/// Most bytes per sendfile: the caller bounds a connection's turn, and this only keeps
+/// the number within the kernel's limit.
 const SEND_FILE_MAX: u64 = 0x7fff_f000;
 
 const NO_EVENT: epoll::Event = epoll::Event {
@@ -42,14 +42,12 @@ const NO_EVENT: epoll::Event = epoll::Event {
 /// How the sockets are set up.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Options {
-    /// Busy polling by epoll_wait itself (EPIOCSPARAMS, Linux 6.9), preferred
-    /// to softirq; the interface needs `gro_flush_timeout` and
-    /// `napi_defer_hard_irqs` set for it.
+    /// Busy polling by epoll_wait itself (EPIOCSPARAMS, Linux 6.9), preferred to softirq;
+    /// the interface needs `gro_flush_timeout` and `napi_defer_hard_irqs` set for it.
     #[serde(default)]
     pub busy_poll: Option<BusyPoll>,
-    /// Connections are accepted only once they have brought bytes, or after
-    /// about a second (TCP_DEFER_ACCEPT): saves the wait between accepting and
-    /// the first request.
+    /// Connections are accepted only once they have sent bytes, or after about a second
+    /// (TCP_DEFER_ACCEPT): saves the wait between accepting and the first request.
     #[serde(default)]
     pub defer_accept: bool,
 }
@@ -63,12 +61,12 @@ pub struct LinuxStreams {
 }
 
 impl LinuxStreams {
-    /// A host whose sockets have these options. Raises the process's soft
-    /// limit of open files to the hard one, as every connection is a file.
+    /// Creates a host whose sockets have these options. Raises the process's soft limit
+    /// of open files to the hard one, as every connection is a file.
     ///
     /// # Errors
-    /// What `epoll_create1` reports; ENOTTY for busy polling before Linux 6.9,
-    /// EPERM for a budget over 64 without CAP_NET_ADMIN.
+    /// The error of `epoll_create1`; ENOTTY for busy polling before Linux 6.9, EPERM for
+    /// a budget over 64 without CAP_NET_ADMIN.
     pub fn new(options: Options) -> io::Result<Self> {
         let epoll = epoll::create(CreateFlags::CLOEXEC)?;
         if let Some(busy) = options.busy_poll {
@@ -82,7 +80,7 @@ impl LinuxStreams {
                 },
             )?;
         }
-        // Fewer connections are served where it cannot be raised.
+        // If it cannot be raised, fewer connections are served.
         let _ = raise_open_files(u64::MAX);
         Ok(LinuxStreams {
             epoll,
@@ -134,12 +132,12 @@ impl Stream for LinuxStream {
     }
 }
 
-/// Listens; connections come only with bytes if `deferred`.
+/// Listens; if `deferred`, connections are accepted only with bytes.
 pub(crate) fn listen(address: SocketAddr, backlog: u32, deferred: bool) -> io::Result<TcpListener> {
     // The standard library sets SO_REUSEADDR and leaves :: open to IPv4.
     let listener = TcpListener::bind(address)?;
     listener.set_nonblocking(true)?;
-    // Accepted sockets inherit it: a call less for each.
+    // Accepted sockets inherit it, which saves a call for each.
     set_tcp_nodelay(&listener, true)?;
     if deferred {
         set_option(&listener, libc::IPPROTO_TCP, libc::TCP_DEFER_ACCEPT, 1)?;
@@ -148,7 +146,7 @@ pub(crate) fn listen(address: SocketAddr, backlog: u32, deferred: bool) -> io::R
     Ok(listener)
 }
 
-/// Takes a connection that is there.
+/// Accepts a waiting connection.
 pub(crate) fn accept(listener: &TcpListener) -> io::Result<Option<(LinuxStream, SocketAddr)>> {
     match acceptfrom_with(listener, SocketFlags::NONBLOCK | SocketFlags::CLOEXEC) {
         Ok((socket, address)) => {
@@ -224,17 +222,17 @@ impl StreamHost for LinuxStreams {
     }
 
     fn rewatch(&self, _stream: &LinuxStream, _token: u64, _interest: Interest) -> io::Result<()> {
-        // Edges come once; there is nothing to switch off.
+        // Edges are reported once; there is nothing to switch off.
         Ok(())
     }
 
     fn unwatch(&self, _stream: &LinuxStream) {
-        // Closing the descriptor, which has no duplicates, takes it out.
+        // Closing the descriptor, which has no duplicates, removes it.
     }
 
     fn wait(&self, events: &mut Vec<Event>, timeout: Duration) -> io::Result<()> {
         events.clear();
-        // In milliseconds, as epoll_wait has it: a shorter time is no wait.
+        // In milliseconds, as in epoll_wait: a shorter time is no wait.
         let timeout = Timespec::try_from(Duration::from_millis(
             u64::try_from(timeout.as_millis()).unwrap_or(u64::MAX),
         ))

@@ -1,5 +1,5 @@
-//! `poll` as a way to wait, on either stack: an array of what is wanted, passed
-//! whole with each call and searched after it.
+//! `poll` as a way to wait, on either stack: an array of the wanted events, passed whole
+//! with each call and searched after it.
 //!
 //! As with [`SelectHost`](crate::SelectHost) the program's own part is the same
 //! for every stack.
@@ -14,16 +14,16 @@ use crate::stream::{Event, Interest};
 /// An entry of the array, as a stack's `poll` takes it; the events are those of
 /// poll(2).
 pub trait Entry {
-    /// One that asks for `events` of `descriptor`.
+    /// Creates an entry for `events` of `descriptor`.
     fn new(descriptor: i32, events: i16) -> Self;
 
-    /// The descriptor.
+    /// Returns the descriptor.
     fn descriptor(&self) -> i32;
 
-    /// What it asks for.
+    /// Sets the wanted events.
     fn set_events(&mut self, events: i16);
 
-    /// What the call has found.
+    /// Returns the events that the call has found.
     fn found(&self) -> i16;
 }
 
@@ -54,25 +54,24 @@ pub trait PollCall: Sockets {
     /// Its entries.
     type Entry: Entry;
 
-    /// Waits for up to `timeout` until an entry has something; returns how many
-    /// have.
+    /// Waits for up to `timeout` until an entry has an event; returns how many have.
     ///
     /// # Errors
-    /// What the stack reports; EINTR.
+    /// The error of the stack; EINTR.
     fn poll(&self, entries: &mut [Self::Entry], timeout: Duration) -> io::Result<usize>;
 }
 
-/// No place in the array.
+/// Not in the array.
 const NOWHERE: u32 = u32::MAX;
 
-/// What a program keeps between its calls.
+/// A program's state between its calls.
 struct Watched<E> {
     entries: Vec<E>,
-    /// By descriptor: its token, and its place in the array.
+    /// By descriptor: its token, and its index in the array.
     known: Vec<(u64, u32)>,
 }
 
-/// A stack on which `poll` is waited with.
+/// A host that waits with a stack's `poll`.
 pub struct PollHost<C: PollCall> {
     calls: C,
     watched: RefCell<Watched<C::Entry>>,
@@ -100,8 +99,7 @@ impl<E: Entry> Watched<E> {
             events |= libc::POLLOUT;
         }
         match self.entries.get_mut(place as usize) {
-            // An entry that asks for nothing would still get errors,
-            // again and again.
+            // An entry without wanted events would still receive errors, again and again.
             Some(_) if events == 0 => self.remove(place as usize),
             Some(entry) => entry.set_events(events),
             None if events != 0 => {
@@ -112,7 +110,7 @@ impl<E: Entry> Watched<E> {
         }
     }
 
-    /// The last one takes its place.
+    /// Removes an entry; the last one takes its index.
     fn remove(&mut self, place: usize) {
         let gone = self.entries.swap_remove(place);
         let moved = self.entries.get(place).map(Entry::descriptor);
@@ -145,7 +143,7 @@ impl<E: Entry> Watched<E> {
 }
 
 impl<C: PollCall> PollHost<C> {
-    /// A host that waits for the sockets of `calls`.
+    /// Creates a host that waits for the sockets of `calls`.
     pub fn new(calls: C) -> Self {
         PollHost {
             calls,
@@ -210,7 +208,7 @@ mod tests {
                 bits => model.insert(number, (step, bits)),
             };
             assert_eq!(watched.entries.len(), model.len());
-            // As a call leaves it with everything ready.
+            // The state after a call with everything ready.
             for entry in &mut watched.entries {
                 entry.revents = entry.events;
             }

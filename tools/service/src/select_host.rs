@@ -1,11 +1,11 @@
-//! `select` as a way to wait, on either stack, used as real programs use it
-//! (thttpd's fdwatch, Squid's comm_select): two master bitmaps of what is
-//! wanted, copied before each call, which overwrites them, and the result
-//! searched word by word for bits.
+//! `select` as a way to wait, on either stack, used as in real programs (thttpd's
+//! fdwatch, Squid's comm_select). Two master bitmaps of the wanted events are copied
+//! before each call, which overwrites the copies; the result is searched for bits word by
+//! word.
 //!
-//! What is in here, in the program's own part, is the same for every stack;
-//! they differ in [`SelectCall::select`] alone. Its cost grows with the highest
-//! descriptor: that is the interface, not an implementation of it.
+//! This is the program's own part, the same for every stack; they differ only in
+//! [`SelectCall::select`]. Its cost grows with the highest descriptor: that follows from
+//! the interface, not from an implementation of it.
 
 use std::cell::RefCell;
 use std::io;
@@ -16,18 +16,17 @@ use tidewall::readiness::DescriptorSet;
 use crate::sockets::{Sockets, Waiter};
 use crate::stream::{Event, Interest};
 
-/// Descriptors of a word.
+/// Descriptors per word.
 const BITS: usize = u64::BITS as usize;
 
 /// A stack with `select`.
 pub trait SelectCall: Sockets {
-    /// Waits for up to `timeout` until a descriptor below `nfds` in `read` can
-    /// be read or one in `write` can be written, and leaves those that can in
-    /// the sets; returns how many there are. Both sets have room for `nfds`,
-    /// which may be any number.
+    /// Waits for up to `timeout` until a descriptor below `nfds` in `read` can be read or
+    /// one in `write` can be written. Leaves those that can in the sets; returns how many
+    /// there are. Both sets have room for `nfds`, which may be any number.
     ///
     /// # Errors
-    /// What the stack reports; EINTR, EBADF.
+    /// The error of the stack; EINTR, EBADF.
     fn select(
         &self,
         nfds: i32,
@@ -41,11 +40,11 @@ fn empty(words: usize) -> DescriptorSet {
     DescriptorSet::from_words(vec![0; words])
 }
 
-/// What a program keeps between its calls.
+/// A program's state between its calls.
 struct Watched {
-    /// What is wanted: readable, writable.
+    /// The wanted events: readable, writable.
     wanted: [DescriptorSet; 2],
-    /// What the call gets, and overwrites.
+    /// The copies that the call overwrites.
     lent: [DescriptorSet; 2],
     /// By descriptor.
     tokens: Vec<u64>,
@@ -53,7 +52,7 @@ struct Watched {
     nfds: usize,
 }
 
-/// A stack on which `select` is waited with.
+/// A host that waits with a stack's `select`.
 pub struct SelectHost<C: SelectCall> {
     calls: C,
     watched: RefCell<Watched>,
@@ -85,7 +84,7 @@ impl Watched {
             }
             *set = wider;
         }
-        // Of no use between two calls.
+        // Not needed between two calls.
         self.lent = [empty(words), empty(words)];
         self.tokens.resize(words * BITS, 0);
     }
@@ -115,7 +114,7 @@ impl Watched {
         }
     }
 
-    /// One more than the highest descriptor below `nfds` that is wanted.
+    /// Returns one more than the highest wanted descriptor below `nfds`.
     fn highest(&self) -> usize {
         let [read, write] = &self.wanted;
         let words = self.nfds.div_ceil(BITS);
@@ -130,8 +129,8 @@ impl Watched {
         highest
     }
 
-    /// Copies what is wanted, as the call overwrites it. By itself in a profile:
-    /// with [`Watched::find`] it is what the paper calls comm_select.
+    /// Copies the wanted sets, as the call overwrites them. A separate function for
+    /// profiles: with [`Watched::find`] it is what the paper calls comm_select.
     #[inline(never)]
     fn lend(&mut self) {
         let words = self.nfds.div_ceil(BITS);
@@ -166,7 +165,7 @@ impl Watched {
                 });
                 left = left.saturating_sub(usize::from(readable) + usize::from(writable));
             }
-            // The call says how many there are: there is no need to look on.
+            // The call returned the number of bits, so the search can stop.
             if left == 0 {
                 return;
             }
@@ -175,7 +174,7 @@ impl Watched {
 }
 
 impl<C: SelectCall> SelectHost<C> {
-    /// A host that waits for the sockets of `calls`.
+    /// Creates a host that waits for the sockets of `calls`.
     pub fn new(calls: C) -> Self {
         SelectHost {
             calls,
@@ -245,7 +244,7 @@ mod tests {
                 continue;
             }
             watched.lend();
-            // As a call leaves it with everything ready.
+            // The state after a call with everything ready.
             let count: u32 = model.values().map(|(_, bits)| bits.count_ones()).sum();
             let mut events = Vec::new();
             watched.find(count as usize, &mut events);
@@ -268,7 +267,7 @@ mod tests {
             watched.set(number, number as u64, interest(3));
         }
         watched.lend();
-        // 200 and 70,000 are not ready; the call says that one bit is.
+        // 200 and 70,000 are not ready; the call reports one bit.
         watched.lent[0].words_mut().fill(0);
         watched.lent[1].words_mut().fill(0);
         watched.lent[0].words_mut()[0] = 8;
@@ -280,7 +279,7 @@ mod tests {
             (events[0].token, events[0].readable, events[0].writable),
             (3, true, false)
         );
-        // No descriptor is none.
+        // An unknown descriptor does nothing.
         watched.set(-1, 9, interest(3));
         assert_eq!(watched.nfds, 70_001);
     }

@@ -12,18 +12,18 @@ use crate::counters::{Counters, SERVICES};
 use crate::host::{Datagrams, Host, Peer};
 use crate::work::multiply;
 
-/// Most datagrams that one service takes before the next one's turn.
+/// Most datagrams that one service receives before the next one's turn.
 pub const BATCH: usize = 64;
-/// Longest time between `stop` being set and [`serve`] noticing it asleep.
-/// Short enough for the thread that stops it, long enough that an idle service wakes
-/// less than three times a second.
+/// Longest time from setting `stop` until a sleeping [`serve`] notices. Short enough for
+/// the thread that stops it, and long enough that an idle service wakes less than three
+/// times per second.
 pub const STOP_WITHIN: Duration = Duration::from_millis(400);
-/// Bytes that an acknowledgement carries back: the number of the request.
+/// Bytes that an acknowledgement returns: the number of the request.
 const ACKNOWLEDGE: usize = 8;
-/// This many errors in a row, with nothing received in between, will not pass.
+/// This many errors in a row, with nothing received in between, are considered permanent.
 pub(crate) const ERRORS_MAX: u32 = 1000;
 
-/// What a service does with a datagram.
+/// A service's treatment of a datagram.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Kind {
@@ -32,7 +32,7 @@ pub enum Kind {
     /// Sends its first eight bytes back: the receiver of a sliding-window
     /// protocol.
     Acknowledge,
-    /// Nothing (RFC 863).
+    /// Discards it (RFC 863).
     Discard,
 }
 
@@ -49,24 +49,22 @@ impl fmt::Display for Kind {
 /// One service.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct ServiceSpec {
-    /// What it does.
+    /// Its kind.
     pub kind: Kind,
     /// Its UDP port; 0 lets the stack choose.
     pub port: u16,
-    /// Floating-point multiplications it makes for each datagram
-    /// ([`multiply`]).
+    /// Floating-point multiplications per datagram ([`multiply`]).
     #[serde(default)]
     pub work: u32,
 }
 
-/// Serves until `stop` is set. The services take turns in the order of the
-/// list, the first having the highest priority; each takes at most `batch`
-/// datagrams a turn (0 is taken for 1) and its replies leave together. When
-/// nothing came the thread sleeps. A single service blocks in its receive
-/// call, as a plain server does. Services beyond the counters' [`SERVICES`] count as the last
-/// of them.
+/// Serves until `stop` is set. The services take turns in the order of the list, the
+/// first having the highest priority. Each receives at most `batch` datagrams per turn (0
+/// counts as 1), and its replies leave together. If nothing arrived, the thread sleeps. A
+/// single service blocks in its receive call, as a plain server does. Services beyond the
+/// counters' [`SERVICES`] count as the last of them.
 ///
-/// `ready` is called once all sockets are bound, with their addresses.
+/// Calls `ready` once all sockets are bound, with their addresses.
 ///
 /// # Errors
 /// Errors of binding or waiting, and a socket whose errors do not end.
@@ -127,7 +125,7 @@ pub fn serve<H: Host>(
             continue;
         }
         counters.waited();
-        // Alone, the turn has slept already.
+        // A lone service has slept in its turn already.
         if !alone {
             host.wait(&all, STOP_WITHIN)?;
         }
@@ -135,7 +133,7 @@ pub fn serve<H: Host>(
     Ok(())
 }
 
-/// One service's turn; returns how many datagrams it took.
+/// Runs one service's turn; returns how many datagrams it received.
 pub(crate) fn turn<S: Datagrams>(
     socket: &S,
     service: &ServiceSpec,
@@ -170,7 +168,8 @@ pub(crate) fn turn<S: Datagrams>(
         Some(timeout) => socket.receive_waiting(batch, timeout, each)?,
         None => socket.receive(batch, each)?,
     };
-    // Counted before the replies leave, so that a client with a reply finds it here.
+    // Counted before the replies leave, so that a client with a reply finds the count
+    // updated.
     if count > 0 {
         counters.batch(number, count as u64, bytes, replies);
     }

@@ -1,6 +1,6 @@
-//! Connections by descriptor number: the sockets of a stack, without a way to
-//! wait for them ([`Sockets`]), and ways to wait for numbers ([`Waiter`]), which
-//! make a host of the two.
+//! Connections by descriptor: the sockets of a stack, without a way to wait for them
+//! ([`Sockets`]), and ways to wait for descriptors ([`Waiter`]). The two together form a
+//! host.
 
 use std::io;
 use std::net::SocketAddr;
@@ -8,65 +8,65 @@ use std::time::Duration;
 
 use crate::stream::{Event, Interest, Progress, Stream, StreamHost};
 
-/// The sockets of a stack whose calls take descriptor numbers. The calls are as
-/// those of [`StreamHost`](crate::StreamHost).
+/// The sockets of a stack whose calls use descriptors. The calls are those of
+/// [`StreamHost`](crate::StreamHost).
 pub trait Sockets {
     /// A listening socket. Closed on drop.
     type Listener;
     /// Its connections.
     type Stream: Stream;
 
-    /// Listens at `address`.
+    /// Listens on `address`.
     ///
     /// # Errors
-    /// As [`StreamHost::listen`](crate::StreamHost::listen).
+    /// Those of [`StreamHost::listen`](crate::StreamHost::listen).
     fn listen(&self, address: SocketAddr, backlog: u32) -> io::Result<Self::Listener>;
 
-    /// Where it listens.
+    /// Returns the address on which it listens.
     ///
     /// # Errors
-    /// What the stack reports.
+    /// The error of the stack.
     fn local_address(&self, listener: &Self::Listener) -> io::Result<SocketAddr>;
 
-    /// Takes a connection that is there, `None` when there is none.
+    /// Accepts a waiting connection; `None` if there is none.
     ///
     /// # Errors
-    /// As [`StreamHost::accept`](crate::StreamHost::accept).
+    /// Those of [`StreamHost::accept`](crate::StreamHost::accept).
     fn accept(&self, listener: &Self::Listener) -> io::Result<Option<(Self::Stream, SocketAddr)>>;
 
     /// Begins to connect.
     ///
     /// # Errors
-    /// As [`StreamHost::connect`](crate::StreamHost::connect).
+    /// Those of [`StreamHost::connect`](crate::StreamHost::connect).
     fn connect(&self, address: SocketAddr) -> io::Result<(Self::Stream, Progress)>;
 
-    /// The listener's descriptor.
+    /// Returns the listener's descriptor.
     fn listener_number(&self, listener: &Self::Listener) -> i32;
 
-    /// The stream's descriptor.
+    /// Returns the stream's descriptor.
     fn stream_number(&self, stream: &Self::Stream) -> i32;
 }
 
-/// A way to wait for the sockets of a stack by their numbers: all that hosts
-/// such as [`SelectHost`](crate::SelectHost) differ in.
+/// A way to wait for the sockets of a stack by their descriptors: the only difference
+/// between hosts such as [`SelectHost`](crate::SelectHost).
 pub trait Waiter {
     /// The sockets.
     type Sockets: Sockets;
 
-    /// The stack's sockets.
+    /// Returns the stack's sockets.
     fn sockets(&self) -> &Self::Sockets;
 
-    /// Watches a descriptor from now on for `interest`, for nothing if that is
-    /// nothing, in place of what it was watched for.
+    /// Watches a descriptor from now on for `interest`, which may be nothing, instead of
+    /// its earlier interest.
     ///
     /// # Errors
-    /// What the stack reports.
+    /// The error of the stack.
     fn set(&self, number: i32, token: u64, interest: Interest) -> io::Result<()>;
 
     /// Watches a listener's descriptor.
     ///
     /// # Errors
-    /// What the stack reports.
+    /// The error of the stack.
     fn set_listener(&self, number: i32, token: u64) -> io::Result<()> {
         self.set(number, token, Interest::READABLE)
     }
@@ -74,22 +74,22 @@ pub trait Waiter {
     /// Ends [`Waiter::set_listener`].
     ///
     /// # Errors
-    /// What the stack reports.
+    /// The error of the stack.
     fn clear_listener(&self, number: i32) -> io::Result<()> {
         self.set(number, 0, Interest::NONE)
     }
 
-    /// Changes what a descriptor is watched for.
+    /// Changes the interest of a descriptor.
     ///
     /// # Errors
-    /// What the stack reports.
+    /// The error of the stack.
     fn change(&self, number: i32, token: u64, interest: Interest) -> io::Result<()> {
         self.set(number, token, interest)
     }
 
     /// Ends [`Waiter::set`]; its descriptor is closed next.
     fn clear(&self, number: i32) {
-        // One of which nothing is known is not watched.
+        // An unknown descriptor is not watched.
         let _ = self.set(number, 0, Interest::NONE);
     }
 
@@ -98,11 +98,10 @@ pub trait Waiter {
         false
     }
 
-    /// Adds what has happened to `events`; sleeps for up to `timeout` until
-    /// there is something.
+    /// Adds new events to `events`; sleeps for up to `timeout` until there is one.
     ///
     /// # Errors
-    /// What the stack reports; EINTR.
+    /// The error of the stack; EINTR.
     fn find(&self, events: &mut Vec<Event>, timeout: Duration) -> io::Result<()>;
 }
 

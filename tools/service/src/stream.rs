@@ -1,4 +1,4 @@
-//! What a server of connections needs of a stack.
+//! The interface between a connection server and a stack.
 
 use std::fs::File;
 use std::io;
@@ -6,7 +6,7 @@ use std::net::SocketAddr;
 use std::os::unix::fs::FileExt;
 use std::time::Duration;
 
-/// What a stream is watched for.
+/// The events for which a stream is watched.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub struct Interest {
     /// Bytes, the end of the stream or an error can be read.
@@ -16,41 +16,40 @@ pub struct Interest {
 }
 
 impl Interest {
-    /// In nothing.
+    /// No events.
     pub const NONE: Self = Interest {
         readable: false,
         writable: false,
     };
-    /// In bytes to be read.
+    /// Bytes to read.
     pub const READABLE: Self = Interest {
         readable: true,
         writable: false,
     };
 }
 
-/// What [`StreamHost::wait`] has found.
+/// An event found by [`StreamHost::wait`].
 ///
-/// A host may report a state once, when it begins (as edge-triggered epoll
-/// does), or each time while it lasts. So who gets an event remembers it
-/// until a read or write has come back short or with `WouldBlock`, and is not
-/// surprised when it did not need it.
+/// A host may report a state once, when it begins (as edge-triggered epoll does), or each
+/// time while it lasts. So the receiver of an event remembers it until a read or write
+/// has returned short or with `WouldBlock`, and tolerates unneeded events.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Event {
-    /// The one given with the stream or listener.
+    /// The token given with the stream or listener.
     pub token: u64,
-    /// A read would not be `WouldBlock`.
+    /// A read would not return `WouldBlock`.
     pub readable: bool,
-    /// A write would not be `WouldBlock`.
+    /// A write would not return `WouldBlock`.
     pub writable: bool,
-    /// The peer has sent its last byte, or the connection is broken: reads go
-    /// on to the end even after a short one.
+    /// The peer has sent its last byte, or the connection is broken: continue reading to
+    /// the end even after a short read.
     pub hangup: bool,
 }
 
-/// How far [`StreamHost::connect`] has come.
+/// The progress of [`StreamHost::connect`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Progress {
-    /// The connection is there.
+    /// The connection is established.
     Done,
     /// The peer has not answered.
     Begun,
@@ -58,26 +57,25 @@ pub enum Progress {
 
 /// A nonblocking connection, used by one thread. Closed on drop.
 pub trait Stream {
-    /// Takes bytes that are there. `Ok(0)` is the end of the stream. One that
-    /// fills less than the buffer found no more.
+    /// Reads available bytes. `Ok(0)` is the end of the stream. A read that does not fill
+    /// the buffer found no more.
     ///
     /// # Errors
-    /// `WouldBlock`; what the stack reports, as Linux has it.
+    /// `WouldBlock`; the error of the stack, as on Linux.
     fn read(&self, buffer: &mut [u8]) -> io::Result<usize>;
 
-    /// Hands over bytes to be sent; returns how many there was room for. With
-    /// `more`, further bytes follow at once: no segment has to leave yet.
+    /// Queues bytes to be sent; returns how many there was room for. With `more`, further
+    /// bytes follow at once, so no segment has to leave yet.
     ///
     /// # Errors
-    /// `WouldBlock`; what the stack reports, as Linux has it.
+    /// `WouldBlock`; the error of the stack, as on Linux.
     fn write(&self, bytes: &[u8], more: bool) -> io::Result<usize>;
 
-    /// Hands over up to `length` bytes of `file` from `offset` on; returns how
-    /// many there was room for. `scratch` is memory that a stack without a call
-    /// of its own for it may use.
+    /// Queues up to `length` bytes of `file` from `offset` on; returns how many there was
+    /// room for. `scratch` is memory for a stack without its own call for this.
     ///
     /// # Errors
-    /// As [`Stream::write`]; UnexpectedEof when the file ends before `offset`.
+    /// Those of [`Stream::write`]; UnexpectedEof if the file ends before `offset`.
     fn send_file(
         &self,
         file: &File,
@@ -94,65 +92,65 @@ pub trait Stream {
         }
     }
 
-    /// Says that nothing more will be sent.
+    /// Ends the sending side: nothing more will be sent.
     ///
     /// # Errors
-    /// What the stack reports; the connection is then of no more use.
+    /// The error of the stack; the connection is unusable then.
     fn shutdown_write(&self) -> io::Result<()>;
 }
 
-/// A stack that a server of connections runs on.
+/// A stack on which a connection server runs.
 pub trait StreamHost {
     /// A listening socket. Closed on drop.
     type Listener;
     /// Its connections.
     type Stream: Stream;
 
-    /// Listens at `address` with room for `backlog` connections that have not
-    /// been accepted. Their small writes are sent at once (TCP_NODELAY).
+    /// Listens on `address` with room for `backlog` unaccepted connections. Their small
+    /// writes are sent at once (TCP_NODELAY).
     ///
     /// # Errors
-    /// EADDRINUSE, EADDRNOTAVAIL and the like, as Linux has them.
+    /// EADDRINUSE, EADDRNOTAVAIL and the like, as on Linux.
     fn listen(&self, address: SocketAddr, backlog: u32) -> io::Result<Self::Listener>;
 
-    /// Where it listens: the port, if it was to be chosen.
+    /// Returns the address on which it listens, including a port that the stack chose.
     ///
     /// # Errors
-    /// What the stack reports.
+    /// The error of the stack.
     fn local_address(&self, listener: &Self::Listener) -> io::Result<SocketAddr>;
 
-    /// Reports in [`StreamHost::wait`], for as long as there is one, that a
-    /// connection can be accepted.
+    /// Reports in [`StreamHost::wait`] that a connection can be accepted, for as long as
+    /// there is one.
     ///
     /// # Errors
-    /// What the stack reports.
+    /// The error of the stack.
     fn watch_listener(&self, listener: &Self::Listener, token: u64) -> io::Result<()>;
 
-    /// Ends [`StreamHost::watch_listener`]; to be called before a watched
-    /// listener is dropped.
+    /// Ends [`StreamHost::watch_listener`]; must be called before a watched listener is
+    /// dropped.
     ///
     /// # Errors
-    /// What the stack reports.
+    /// The error of the stack.
     fn unwatch_listener(&self, listener: &Self::Listener) -> io::Result<()>;
 
-    /// Takes a connection that is there, `None` when there is none.
+    /// Accepts a waiting connection; `None` if there is none.
     ///
     /// # Errors
-    /// What the stack reports, ECONNABORTED and EMFILE among it.
+    /// The error of the stack, including ECONNABORTED and EMFILE.
     fn accept(&self, listener: &Self::Listener) -> io::Result<Option<(Self::Stream, SocketAddr)>>;
 
-    /// Begins to connect to `address`; small writes are sent at once
-    /// (TCP_NODELAY). While it is [`Progress::Begun`] reads and writes are
-    /// `WouldBlock`. Watched for writing, it is reported when it is there or
-    /// has failed; then a write succeeds, or fails with the reason.
+    /// Begins to connect to `address`; small writes are sent at once (TCP_NODELAY).
+    /// During [`Progress::Begun`], reads and writes return `WouldBlock`. A stream watched
+    /// for writing is reported when it is established or has failed; then a write
+    /// succeeds, or fails with the reason.
     ///
     /// # Errors
-    /// What is known at once: ENETUNREACH, EADDRNOTAVAIL when no port is free,
-    /// EMFILE, and what Linux reports besides.
+    /// Errors known at once: ENETUNREACH, EADDRNOTAVAIL if no port is free, EMFILE, and
+    /// others of Linux.
     fn connect(&self, address: SocketAddr) -> io::Result<(Self::Stream, Progress)>;
 
-    /// Whether each stream is best watched as soon as it has been accepted,
-    /// although it may be done with before anything is waited for.
+    /// Returns whether each stream is best watched as soon as it has been accepted,
+    /// although it may be closed before any wait.
     fn watch_early(&self) -> bool {
         false
     }
@@ -160,24 +158,23 @@ pub trait StreamHost {
     /// Begins to watch a stream.
     ///
     /// # Errors
-    /// What the stack reports.
+    /// The error of the stack.
     fn watch(&self, stream: &Self::Stream, token: u64, interest: Interest) -> io::Result<()>;
 
-    /// Changes what a watched stream is watched for. A host whose events cost
-    /// nothing when unwanted may ignore it.
+    /// Changes the interest of a watched stream. A host whose unwanted events cost
+    /// nothing may ignore it.
     ///
     /// # Errors
-    /// What the stack reports.
+    /// The error of the stack.
     fn rewatch(&self, stream: &Self::Stream, token: u64, interest: Interest) -> io::Result<()>;
 
-    /// Ends [`StreamHost::watch`]; to be called before a watched stream is
-    /// dropped.
+    /// Ends [`StreamHost::watch`]; must be called before a watched stream is dropped.
     fn unwatch(&self, stream: &Self::Stream);
 
-    /// Puts what has happened into `events`, in place of what they held;
-    /// sleeps for up to `timeout` until there is something.
+    /// Replaces the contents of `events` by new events; sleeps for up to `timeout` until
+    /// there is one.
     ///
     /// # Errors
-    /// What the stack reports; a timeout and a signal are no error.
+    /// The error of the stack; a timeout and a signal are no error.
     fn wait(&self, events: &mut Vec<Event>, timeout: Duration) -> io::Result<()>;
 }

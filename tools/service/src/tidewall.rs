@@ -21,7 +21,7 @@ pub struct Tidewall {
 }
 
 impl Tidewall {
-    /// A host on `stack`, whose sockets hold at most `receive_limit` frames a
+    /// Creates a host on `stack`, whose sockets hold at most `receive_limit` frames per
     /// queue (`None`: the stack's default).
     pub fn new(stack: Stack, receive_limit: Option<u32>) -> Self {
         Tidewall {
@@ -60,7 +60,7 @@ impl Host for Tidewall {
 /// A Tidewall UDP socket.
 pub struct Socket {
     socket: UdpSocket,
-    /// The read timeout as set.
+    /// The present read timeout.
     timeout: Cell<Option<Duration>>,
 }
 

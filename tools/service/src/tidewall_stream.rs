@@ -1,8 +1,8 @@
 //! Tidewall's stack as a [`StreamHost`].
 //!
-//! Streams are watched as soon as they have been accepted: what is written to
-//! watched streams in a turn leaves together, with the acknowledgments of what
-//! was read, when the selector is waited for next.
+//! Streams are watched as soon as they have been accepted. Writes to watched streams in a
+//! turn leave together, with the acknowledgments of reads, at the next wait on the
+//! selector.
 
 use std::cell::RefCell;
 use std::io::{self, Read, Write};
@@ -22,10 +22,10 @@ pub struct TidewallStreams {
 }
 
 impl TidewallStreams {
-    /// A host on `stack`.
+    /// Creates a host on `stack`.
     ///
     /// # Errors
-    /// What [`Selector::new`] reports.
+    /// Those of [`Selector::new`].
     pub fn new(stack: &Stack) -> io::Result<Self> {
         Ok(TidewallStreams {
             stack: stack.clone(),
@@ -39,7 +39,7 @@ impl TidewallStreams {
 pub struct TidewallStream(TcpStream);
 
 impl TidewallStream {
-    /// The connection itself.
+    /// Returns the connection itself.
     pub fn get_ref(&self) -> &TcpStream {
         &self.0
     }
@@ -141,7 +141,7 @@ impl StreamHost for TidewallStreams {
             Err(error) => return Err(error),
         }
         events.extend(found.iter().map(|event| {
-            // A read or write says what is the matter.
+            // A read or write returns the error.
             let broken = event.hangup || event.error;
             Event {
                 token: event.token,

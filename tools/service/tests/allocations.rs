@@ -1,5 +1,5 @@
-//! What a request costs in allocations: a busy server makes none for what it
-//! has at hand, and a few for what it asks an origin. Without sockets.
+//! The cost of a request in allocations: a busy server makes none for its current files,
+//! and a few for requests to an origin. Without sockets.
 
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 use std::rc::Rc;
@@ -47,7 +47,7 @@ mod raw_counting {
     #[global_allocator]
     static COUNTING: Counting = Counting;
 
-    /// How many allocations this thread makes in `during`.
+    /// Returns how many allocations this thread makes in `during`.
     pub fn allocations(during: impl FnOnce()) -> usize {
         let before = COUNT.get();
         during();
@@ -73,8 +73,7 @@ fn clock() -> Clock {
     Clock::new(Duration::ZERO, 784_111_777)
 }
 
-/// Takes all that is to be sent, as the event loop does; returns how much it
-/// was.
+/// Consumes all output, as the event loop does; returns its length.
 fn send(connection: &mut Connection) -> usize {
     let mut total = 0;
     while let Output::Bytes { bytes, .. } = connection.output() {
@@ -110,7 +109,7 @@ fn a_file_in_memory_costs_none() {
     assert_eq!(allocations(|| request(&mut site)), 0);
 }
 
-/// The request as it is forwarded, the exchange, its address in text.
+/// The allocations: the forwarded request, the exchange, its address as text.
 #[test]
 fn a_forwarded_request_costs_few() {
     let origin = SocketAddr::new(PEER, 80);

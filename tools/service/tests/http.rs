@@ -224,7 +224,7 @@ fn bytes_may_come_one_by_one_and_end_early() {
             stream.write_all(&[*byte]).unwrap();
         }
         assert_eq!(response(&mut stream, true).unwrap().body.len(), 1300);
-        // A client that closes its side first gets what it has asked for.
+        // A client that closes its side first receives the answers to its requests.
         let mut stream = server.connect();
         stream
             .write_all(b"GET /medium.bin HTTP/1.1\r\nHost: x\r\n\r\n")
@@ -261,7 +261,7 @@ fn connections_end_when_they_are_to() {
                 assert_eq!(ask(&mut stream, request).status, 200, "{request}");
             }
         }
-        // What is sent beyond a refusal does not cost the client the refusal.
+        // Bytes behind a rejected request do not cost the client the answer.
         for (request, status) in [
             (format!("GET / HTTP/1.1\r\nHost: x\r\nContent-Length: 900000\r\n\r\n{}", "x".repeat(900_000)), 413),
             (format!("GET /{} HTTP/1.1\r\n", "x".repeat(500_000)), 414),
@@ -294,7 +294,7 @@ fn slow_and_idle_clients_are_let_go() {
         let mut slow = server.connect();
         let mut idle = server.connect();
         assert_eq!(get(&mut idle, "/", "").status, 200);
-        // Further bytes do not win it time.
+        // Further bytes do not gain it time.
         let begun = Instant::now();
         let mut dripping = slow.try_clone().unwrap();
         thread::scope(|scope| {
@@ -459,7 +459,7 @@ fn a_port_in_use_and_a_missing_root_are_named() {
     assert!(error.to_string().contains("/none-such"), "{error}");
 }
 
-/// Runs a program; `None`, and said so, where it is not installed.
+/// Runs a program; `None`, with a report, if it is not installed.
 fn run(program: &str, arguments: &[&str]) -> Option<String> {
     match Command::new(program).args(arguments).output() {
         Ok(output) => {

@@ -13,7 +13,7 @@ use tidewall_service::http::site::{Clock, Found, Site, Store};
 const TIME: Duration = Duration::from_millis(1500);
 const PEER: IpAddr = IpAddr::V4(Ipv4Addr::LOCALHOST);
 
-/// Two files; whatever else is asked for is missing.
+/// Two files; any other is missing.
 struct Memory {
     small: Rc<Entry>,
     large: Rc<Entry>,
@@ -69,7 +69,7 @@ fn site() -> Site<Memory> {
     )
 }
 
-/// Takes all that can be sent, `step` bytes at a time.
+/// Takes all output, `step` bytes at a time.
 fn drain(connection: &mut Connection, site: &mut Site<Memory>, step: usize, sent: &mut Vec<u8>) {
     loop {
         match connection.output() {
@@ -86,7 +86,7 @@ fn drain(connection: &mut Connection, site: &mut Site<Memory>, step: usize, sent
     }
 }
 
-/// Feeds `bytes` in pieces of `step`; returns what was sent, and how it ended.
+/// Feeds `bytes` in pieces of `step`; returns the output, and how it ended.
 fn converse(bytes: &[u8], step: usize) -> (Vec<u8>, End) {
     let mut site = site();
     let mut connection = Connection::new(PEER, Duration::ZERO);
@@ -102,7 +102,7 @@ fn converse(bytes: &[u8], step: usize) -> (Vec<u8>, End) {
     drain(&mut connection, &mut site, step, &mut sent);
     let end = connection.end();
     if end == End::Open {
-        // Whatever came, it is over within the limits of time.
+        // Whatever the input, it is over within the limits of time.
         site.clock.set(Duration::from_secs(3600), 784_115_599);
         connection.expire(&mut site);
         let mut last = Vec::new();
@@ -113,8 +113,8 @@ fn converse(bytes: &[u8], step: usize) -> (Vec<u8>, End) {
     (sent, end)
 }
 
-/// Checks that `sent` is a sequence of whole responses; returns how many. As
-/// HEAD is among the requests, content may be missing.
+/// Checks that `sent` is a sequence of whole responses; returns their number. As HEAD is
+/// among the requests, content may be missing.
 fn responses(sent: &[u8]) -> usize {
     let mut rest = sent;
     let mut count = 0;
@@ -142,7 +142,8 @@ fn responses(sent: &[u8]) -> usize {
     count
 }
 
-/// Random bytes hardly ever make a request: each byte picks a fragment of one.
+/// Assembles requests, since random bytes hardly ever make one: each byte selects a
+/// fragment.
 fn assembled(bytes: &[u8]) -> Vec<u8> {
     const FRAGMENTS: [&str; 32] = [
         "GET /a HTTP/1.1\r\nHost: x\r\n\r\n",
@@ -193,7 +194,7 @@ fn fuzz_connection() {
         for bytes in [bytes.to_vec(), assembled(bytes)] {
             let whole = converse(&bytes, usize::MAX);
             responses(&whole.0);
-            // How the bytes are cut makes no difference to what is answered.
+            // The division of the bytes does not affect the answers.
             for step in [1, 7, 1000] {
                 let cut = converse(&bytes, step);
                 assert!(cut.0 == whole.0, "in pieces of {step}");

@@ -10,7 +10,7 @@ use common::{LOCAL, Running, Start, path, running};
 use tidewall_service::linux::{Linux, Options, Receive};
 use tidewall_service::{BATCH, Counters, Kind, ServiceSpec, serve};
 
-/// Free ports of the moment.
+/// Returns currently free ports.
 fn ports<const N: usize>() -> [u16; N] {
     let sockets: [UdpSocket; N] = std::array::from_fn(|_| UdpSocket::bind((LOCAL, 0)).unwrap());
     std::array::from_fn(|n| sockets[n].local_addr().unwrap().port())
@@ -30,7 +30,7 @@ fn serving(receive: Receive, services: &[ServiceSpec], during: impl FnOnce(&Runn
     serving_at(LOCAL, receive, services, during);
 }
 
-/// As [`serving`], on another address.
+/// Acts as [`serving`], on another address.
 fn serving_at(
     address: IpAddr,
     receive: Receive,
@@ -104,7 +104,7 @@ fn answers_come_from_the_address_that_was_asked() {
                     }
                     let local = if address.is_ipv4() { LOCAL } else { address };
                     let client = UdpSocket::bind((local, 0)).unwrap();
-                    // Connected, it takes answers from nobody else.
+                    // Connected, it accepts answers from no other address.
                     client.connect((address, port)).unwrap();
                     let timeout = Some(Duration::from_secs(5));
                     client.set_read_timeout(timeout).unwrap();

@@ -34,7 +34,7 @@ fn shared() -> Shared {
     Shared::forwarding(spec, Clock::new(Duration::ZERO, 784_111_999), 7)
 }
 
-/// Takes all that can be sent to either side.
+/// Takes all output to either side.
 fn drain(session: &mut Session, shared: &mut Shared, step: usize, out: &mut [Vec<u8>; 2]) {
     loop {
         let (bytes, _) = session.upstream_output();
@@ -60,9 +60,9 @@ fn drain(session: &mut Session, shared: &mut Shared, step: usize, out: &mut [Vec
     }
 }
 
-/// A client that sends `asked` meets an origin that sends `answer` to each
-/// request and then, if `closes`, ends: both in pieces of `step`. Returns what
-/// both got.
+/// Connects a client that sends `asked` with an origin that sends `answer` to each
+/// request and then, if `closes`, ends: both in pieces of `step`. Returns the output to
+/// both.
 fn converse(asked: &[u8], answer: &[u8], closes: bool, step: usize) -> [Vec<u8>; 2] {
     let mut shared = shared();
     let mut session = Session::new(PEER, Duration::ZERO);
@@ -78,8 +78,8 @@ fn converse(asked: &[u8], answer: &[u8], closes: bool, step: usize) -> [Vec<u8>;
         if session.wants_upstream().is_some() {
             session.connecting();
             session.connected(Duration::ZERO);
-            // The origin is the slower one, so that what it meets does not
-            // depend on how the rest is cut.
+            // The origin is the slower one, so its input does not depend on how the rest
+            // is divided.
             while session.connection().wants_input()
                 && let Some(piece) = asked.next()
             {
@@ -87,7 +87,7 @@ fn converse(asked: &[u8], answer: &[u8], closes: bool, step: usize) -> [Vec<u8>;
             }
             drain(&mut session, &mut shared, step, &mut out);
             let mut pieces = answer.chunks(step);
-            // Until it is done with, or the client has more to give.
+            // Until it is done, or the client has more to send.
             while session.upstream_wants_input() {
                 match pieces.next() {
                     Some(piece) => session.upstream_receive(piece, &mut shared),
@@ -98,7 +98,7 @@ fn converse(asked: &[u8], answer: &[u8], closes: bool, step: usize) -> [Vec<u8>;
                     break;
                 }
             }
-            // Whatever has not come ends with the connection.
+            // A missing rest ends with the connection.
             let waiting = session.upstream_wants_input() && session.wants_upstream().is_none();
             if waiting && !session.take_finished() {
                 match closes {
@@ -126,7 +126,7 @@ fn converse(asked: &[u8], answer: &[u8], closes: bool, step: usize) -> [Vec<u8>;
     panic!("it goes on and on");
 }
 
-/// Texts of requests and responses, and what breaks them.
+/// Texts of requests and responses, and fragments that break them.
 const WORDS: &[&str] = &[
     "GET",
     "HEAD",
@@ -190,7 +190,7 @@ fn whatever_both_sides_send_is_survived_however_it_is_cut() {
             let step = usize::from(*step % 16) + 1;
             let cut = converse(&asked, &answer, *closes, step);
             let text = |bytes: &[u8]| String::from_utf8_lossy(bytes).into_owned();
-            // How chunks are cut follows how they came; all else is the same.
+            // The division of chunks follows that of the input; all else is the same.
             if !text(&whole[0]).contains("chunked") && !text(&cut[0]).contains("chunked") {
                 assert_eq!(text(&whole[0]), text(&cut[0]));
             }

@@ -23,8 +23,8 @@ const NEAR: IpAddr = IpAddr::V4(Ipv4Addr::new(10, 0, 0, 1));
 const FAR: IpAddr = IpAddr::V4(Ipv4Addr::new(10, 0, 0, 2));
 
 fn stacks() -> (Stack, Stack) {
-    // On a clock that runs: on one that stands still the device's interrupt would
-    // stay masked after its first poll.
+    // With a running clock: with a stopped one, the device's interrupt would stay masked
+    // after its first poll.
     let start = Instant::now();
     let (_, a, b) = pair_on_clock(LinkConfig::default(), move || start.elapsed()).unwrap();
     let mac = |last| MacAddress([2, 0, 0, 0, 0, last]);
@@ -131,7 +131,7 @@ fn an_event_queue() {
 #[test]
 fn an_absent_origin_is_noticed() {
     let (near, far) = stacks();
-    // The near stack refuses: nobody listens there.
+    // The near stack rejects it: there is no listener.
     let nobody = SocketAddr::new(NEAR, 81);
     let host = || SelectHost::new(sockets(&far, Allocator::Bitmap, Select::Hinted));
     story::an_absent_origin(FAR, nobody, host, |to| Near::connect(&near, to));

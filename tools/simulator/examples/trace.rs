@@ -1,14 +1,13 @@
-//! Shows what happens in one scenario, for those who want to know why a table
-//! says what it says:
+//! Shows the events of one scenario, to explain the numbers of a table:
 //!
 //! ```text
 //! cargo run --example trace -- MBIT RTT-MS QUEUE-BYTES bulk MS [LOSS [SEED [BACK]]]
 //! cargo run --example trace -- MBIT RTT-MS QUEUE-BYTES object BYTES [LOST-PACKET ...]
 //! ```
 //!
-//! A bulk flow gives a line a round trip with the sender's numbers; LOSS and BACK
-//! are data packets and acknowledgments lost of a thousand. With SEGMENTS set in
-//! the environment it gives every segment, as an object on a new connection does.
+//! A bulk flow prints a line per round trip with the sender's numbers; LOSS and BACK are
+//! data packets and acknowledgments lost per thousand. With SEGMENTS set in the
+//! environment it prints every segment, as an object on a new connection does.
 
 use std::env;
 use std::error::Error;

@@ -1,125 +1,121 @@
-//! What a link does to packets, one direction: the impairment model, without
-//! I/O. The simulated network and a real bridge between two devices use the
-//! same.
+//! The impairment model of one direction of a link, without I/O. The simulated network
+//! and a real bridge between two devices use the same model.
 //!
 //! ```text
-//!        longer than mtu?  queue full?      rate        lost?   delay, jitter, reordering,
-//! send ──────► gone ──────► dropped ──► transmitter ──► gone ──► duplicates, thinning, pauses ──► receive
-//!                           or marked
+//!     longer than mtu?  queue full?   rate        lost?   delay, jitter, reordering,
+//! send ───► gone ─────► dropped ─► transmitter ─► gone ─► duplicates, thinning, pauses ─► receive
+//!                       or marked
 //! ```
 //!
-//! A packet is lost on the wire, after the queue: it has used its share of the
-//! rate. A copy is made on the wire, too, and uses none.
+//! A packet is lost on the wire, after the queue, so it has used its share of the rate. A
+//! copy is made on the wire, too, and uses none.
 
 use std::collections::VecDeque;
 use std::time::Duration;
 
 use crate::random::Random;
 
-/// What a link does to packets, one direction. The default does nothing: no
-/// delay, no limit.
+/// Impairments of one direction of a link. The default has none: no delay, no limit.
 #[derive(Clone, Debug, Default)]
 pub struct Impairment {
-    /// Bits a second; none: a packet takes no time to be sent.
+    /// Bits per second; `None`: a packet takes no time to be sent.
     pub rate: Option<u64>,
-    /// Propagation.
+    /// Propagation delay.
     pub delay: Duration,
-    /// How much longer a packet may take; how much is drawn evenly. None
-    /// overtakes another for that.
+    /// Maximum extra delay of a packet, drawn uniformly. It never causes overtaking.
     pub jitter: Duration,
-    /// Which packets vanish on the wire.
+    /// The packets that are lost on the wire.
     pub loss: Loss,
-    /// Which packets are overtaken.
+    /// The packets that are overtaken.
     pub reorder: Reorder,
     /// The probability that a packet arrives twice.
     pub duplicate: f64,
-    /// What waits for the transmitter.
+    /// The queue in front of the transmitter.
     pub queue: Queue,
-    /// Only the last of packets close together arrives.
+    /// If packets are close together, only the last one arrives.
     pub thin: Option<Thin>,
-    /// Nothing arrives for a while, now and then.
+    /// At times nothing arrives for a while.
     pub pause: Option<Pause>,
-    /// Packets of more bytes vanish, and nobody reports it: a path-MTU black hole.
+    /// Longer packets, in bytes, are dropped without any report: a path-MTU black hole.
     pub mtu: Option<u32>,
 }
 
-/// Which packets vanish on the wire.
+/// The packets that are lost on the wire.
 #[derive(Clone, Debug, Default)]
 pub enum Loss {
-    /// None.
+    /// No packets.
     #[default]
     None,
-    /// Each by itself.
+    /// Each packet independently.
     Random {
         /// From 0 to 1.
         probability: f64,
     },
-    /// In bursts: a Markov chain of two states (Gilbert 1960, Elliott 1963). It
-    /// begins in the good state and takes a step before each packet, and others
-    /// for the time that went by without one.
+    /// In bursts: a Markov chain of two states (Gilbert 1960, Elliott 1963). It begins in
+    /// the good state and takes a step before each packet, and additional steps for time
+    /// without packets.
     GilbertElliott {
-        /// The probability of going from good to bad.
+        /// The probability of changing from good to bad.
         to_bad: f64,
-        /// From bad to good: bursts last `1 / to_good` packets on average.
+        /// The probability of changing from bad to good: bursts last `1 / to_good`
+        /// packets on average.
         to_good: f64,
-        /// Of a loss in the good state.
+        /// The probability of a loss in the good state.
         loss_good: f64,
-        /// Of a loss in the bad state.
+        /// The probability of a loss in the bad state.
         loss_bad: f64,
-        /// How long without a packet makes a step more; zero: none does, and a
-        /// burst waits for the silent side.
+        /// Time without a packet per additional step. With zero there are none, and a
+        /// burst outlasts the silence.
         slot: Duration,
     },
-    /// These, counted from zero as they enter the link.
+    /// These packets, counted from zero as they enter the link.
     Script(Vec<u64>),
 }
 
-/// Which packets are overtaken by those behind them.
+/// The packets that are overtaken by later ones.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Reorder {
     /// The probability of being held back.
     pub probability: f64,
-    /// For how long at most; how long is drawn evenly.
+    /// The maximum time of being held back, drawn uniformly.
     pub delay: Duration,
 }
 
-/// What waits for the transmitter, first in, first out. It matters only on a
-/// link that has a rate.
+/// The queue in front of the transmitter, first in, first out. It matters only on a link
+/// that has a rate.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Queue {
-    /// Bytes that may wait, the packet that is being sent included; what comes
-    /// then is dropped (drop-tail). An empty queue takes any packet. None: no
-    /// limit.
+    /// Limit of waiting bytes, including the packet being sent; packets beyond it are
+    /// dropped (drop-tail). An empty queue accepts any packet. `None`: no limit.
     pub limit: Option<u32>,
-    /// Bytes waiting from which on packets that can be marked are (a step, RFC
-    /// 8257 §3.1). Those that cannot wait like the others until the queue is
-    /// full.
+    /// Waiting bytes from which on markable packets are marked (a step, RFC 8257 §3.1).
+    /// Others wait as before until the queue is full.
     pub mark: Option<u32>,
 }
 
-/// A box that thins acknowledgments out, or a link that aggregates them: it holds
-/// a packet back, and forgets it for the next if that comes in time. It knows no
-/// flows; give each its own.
+/// A box that thins out acknowledgments, or a link that aggregates them. It holds a
+/// packet back, and replaces it with the next one if that arrives in time. It does not
+/// know flows; each needs its own.
 #[derive(Clone, Copy, Debug)]
 pub struct Thin {
-    /// Of how many one is left at least; one and zero do nothing.
+    /// At least one of this many packets is kept; one and zero do nothing.
     pub keep_one_of: u32,
-    /// How long a packet waits for others at most.
+    /// The longest time for which a packet waits for others.
     pub within: Duration,
 }
 
-/// A path on which nothing arrives for a while, again and again, and then
-/// everything at once: a radio link that is handed over. The order is kept.
+/// A path on which, again and again, nothing arrives for a while and then everything at
+/// once, like a radio link in a handover. The order is kept.
 #[derive(Clone, Copy, Debug)]
 pub struct Pause {
-    /// From the beginning of a pause to that of the next; the first begins so
-    /// long after zero.
+    /// Time from the beginning of a pause to that of the next; the first pause begins
+    /// this long after zero.
     pub every: Duration,
-    /// How long one lasts; less than `every`.
+    /// Length of a pause; less than `every`.
     pub length: Duration,
 }
 
-/// What the ECN field of an IP header says (RFC 3168 §5).
+/// The ECN field of an IP header (RFC 3168 §5).
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Ecn {
     /// Not-ECT: congestion can be signalled by dropping only.
@@ -131,7 +127,7 @@ pub enum Ecn {
 }
 
 impl Ecn {
-    /// Of a type of service or traffic class.
+    /// The ECN field of a type of service or traffic class.
     #[must_use]
     pub const fn of(traffic_class: u8) -> Self {
         match traffic_class & 3 {
@@ -154,8 +150,8 @@ impl Ecn {
     }
 }
 
-/// What happened on a link so far. At any time
-/// `sent + duplicated = delivered + lost + oversized + dropped + in flight`.
+/// The counters of a link so far. At any time `sent + duplicated = delivered + lost +
+/// oversized + dropped + in flight`.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub struct Counters {
     /// Packets that entered.
@@ -192,13 +188,13 @@ struct Flying<P> {
 /// Steps of [`Loss::GilbertElliott`] before one packet at most.
 const STEPS_MAX: u128 = 10_000;
 
-/// One direction of a link. Times are of the caller's clock and should not go
-/// backwards; one that does is taken for the last.
+/// One direction of a link. Times are of the caller's clock and should not go backwards;
+/// an earlier time counts as the last one.
 #[derive(Clone, Debug)]
 pub struct Link<P> {
     impairment: Impairment,
-    /// One generator a subject: turning one impairment on leaves the others'
-    /// luck as it was.
+    /// One generator per impairment: turning one on does not change the draws of the
+    /// others.
     losses: Random,
     delays: Random,
     copies: Random,
@@ -208,24 +204,25 @@ pub struct Link<P> {
     /// When it last took a step.
     stepped: Duration,
     now: Duration,
-    /// When the transmitter has sent everything that waits.
+    /// When the transmitter will have sent everything that waits.
     free: Duration,
-    /// What waits or is being sent: when its last bit leaves, and its bytes.
+    /// Packets that wait or are being sent: when the last bit leaves, and the bytes.
     waiting: VecDeque<(Duration, u32)>,
     waiting_bytes: u64,
-    /// When the last packet arrives that was not held back to be overtaken.
+    /// Arrival of the last packet that was not held back to be overtaken.
     last: Duration,
-    /// Packets in a row of which [`Thin`] has left the one that arrives last, and
-    /// how long it may hold that.
+    /// Consecutive packets of which [`Thin`] has kept the last one, and how long it may
+    /// hold that.
     merged: u32,
     held_until: Duration,
-    /// By arrival; of those that arrive together, in the order they entered.
+    /// By arrival; those that arrive together are in the order of entry.
     flying: VecDeque<Flying<P>>,
     counters: Counters,
 }
 
 impl<P: Clone> Link<P> {
-    /// An idle link. Two of the same seed do the same to the same packets.
+    /// Creates an idle link. Two links with the same seed do the same to the same
+    /// packets.
     #[must_use]
     pub fn new(mut impairment: Impairment, seed: u64) -> Self {
         if let Loss::Script(indexes) = &mut impairment.loss {
@@ -252,8 +249,8 @@ impl<P: Clone> Link<P> {
         }
     }
 
-    /// A packet enters, of so many `bytes` as on the wire, from the IP header
-    /// on. `ecn_capable`: it may be marked to tell of congestion.
+    /// Sends a packet of `bytes` as on the wire, from the IP header on. With
+    /// `ecn_capable` it may be marked to signal congestion.
     pub fn send(&mut self, now: Duration, bytes: u32, ecn_capable: bool, packet: P) {
         self.advance(now);
         let index = self.counters.sent;
@@ -288,13 +285,13 @@ impl<P: Clone> Link<P> {
         self.fly(sent, bytes, marked, packet);
     }
 
-    /// When the next packet arrives, if one is under way.
+    /// When the next packet arrives, if one is in transit.
     pub fn next_arrival(&self) -> Option<Duration> {
         self.flying.front().map(|flying| flying.at)
     }
 
-    /// The next packet that has arrived by `now`, and whether it was marked
-    /// congestion experienced here.
+    /// The next packet that has arrived by `now`, and whether it was marked congestion
+    /// experienced on this link.
     pub fn receive(&mut self, now: Duration) -> Option<(P, bool)> {
         self.advance(now);
         if self.flying.front()?.at > self.now {
@@ -306,7 +303,7 @@ impl<P: Clone> Link<P> {
         Some((flying.packet, flying.marked))
     }
 
-    /// What happened so far.
+    /// The counters so far.
     pub const fn counters(&self) -> Counters {
         self.counters
     }
@@ -338,7 +335,7 @@ impl<P: Clone> Link<P> {
         }
     }
 
-    /// Queues a packet; when its last bit leaves.
+    /// Queues a packet; returns when its last bit leaves.
     fn transmit(&mut self, bytes: u32) -> Duration {
         let Some(rate) = self.impairment.rate.filter(|&rate| rate > 0) else {
             return self.now;
@@ -369,7 +366,7 @@ impl<P: Clone> Link<P> {
                 let silence = self.now.saturating_sub(self.stepped).as_nanos();
                 self.stepped = self.now;
                 let slots = silence.checked_div(slot.as_nanos()).unwrap_or(0);
-                // After so many the chain has forgotten where it began.
+                // After that many steps the chain does not depend on its start any more.
                 for _ in 0..slots.clamp(1, STEPS_MAX) {
                     let changes = if self.bad { to_good } else { to_bad };
                     self.bad ^= self.losses.chance(changes);
@@ -428,14 +425,14 @@ impl<P: Clone> Link<P> {
     }
 }
 
-/// Any length up to `most`, both included.
+/// A random duration up to `most`, both ends included.
 fn up_to(random: &mut Random, most: Duration) -> Duration {
     let most = u64::try_from(most.as_nanos()).unwrap_or(u64::MAX);
     Duration::from_nanos(random.below(most.saturating_add(1)))
 }
 
 impl Pause {
-    /// When something arrives that would arrive at `at` without pauses.
+    /// Actual arrival of a packet that would arrive at `at` without pauses.
     fn after(self, at: Duration) -> Duration {
         let every = self.every.as_nanos();
         if every == 0 || at < self.every {

@@ -1,14 +1,14 @@
 //! Numbers that look random and are the same on every machine.
 
-/// A seeded generator: SplitMix64 (Steele, Lea and Flood 2014). Its numbers are
-/// part of the kept tables' meaning, which no library promises to keep.
+/// A seeded generator: SplitMix64 (Steele, Lea and Flood 2014). The stored tables depend
+/// on its numbers, which no library guarantees to keep.
 #[derive(Clone, Debug)]
 pub struct Random {
     state: u64,
 }
 
 impl Random {
-    /// A generator of its own for each seed.
+    /// Creates an independent generator for each seed.
     #[must_use]
     pub const fn new(seed: u64) -> Self {
         Self { state: seed }
@@ -25,22 +25,21 @@ impl Random {
 
     /// A number below `limit`; zero if that is zero.
     pub const fn below(&mut self, limit: u64) -> u64 {
-        // The high half of a product of 128 bits (Lemire 2019, without its
-        // rejection: the bias is below 2⁻³² for what is drawn here).
+        // The high half of a 128-bit product (Lemire 2019, without its rejection: the
+        // bias is below 2⁻³² for the values drawn here).
         ((self.bits() as u128 * limit as u128) >> 64) as u64
     }
 
-    /// True with a probability from 0 to 1; those beyond are taken for the
-    /// nearest.
+    /// True with a probability from 0 to 1; values outside are clamped.
     pub fn chance(&mut self, probability: f64) -> bool {
-        // 53 bits, as many as the number has: exact, and the same everywhere.
+        // 53 bits, as many as the float has: exact, and the same everywhere.
         const ONE: u64 = 1 << 53;
         let threshold = (probability.clamp(0.0, 1.0) * ONE as f64) as u64;
         self.bits() >> 11 < threshold
     }
 
-    /// Another generator, for a use of its own: what is drawn from one does not
-    /// change what the other draws.
+    /// Another generator for a separate use: draws from one do not change those of the
+    /// other.
     #[must_use]
     pub const fn fork(&mut self) -> Self {
         Self::new(self.bits())

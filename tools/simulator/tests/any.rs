@@ -1,5 +1,5 @@
-//! Whatever the path does and however the ends are configured: everything
-//! arrives, byte by byte, and connections end.
+//! Whatever the path does and however the ends are configured, every byte arrives, and
+//! connections end.
 
 use std::time::Duration;
 
@@ -84,7 +84,7 @@ prop_compose! {
             ecn,
             congestion,
             initial_window,
-            // A path with bursts can be silent for as long as it likes.
+            // A path with bursts can be silent for any length of time.
             retries: 30,
             syn_retries: 30,
             timeout_max: Duration::from_secs(10),
@@ -126,7 +126,7 @@ proptest! {
         seed: u64,
     ) {
         let mut network = Network::new(seed);
-        // It would thin data out, too.
+        // The thinning would affect data, too.
         let thin = thin.filter(|_| matches!(application, Application::Bulk { .. }));
         let back = Impairment {
             thin: thin.map(|(keep_one_of, within)| Thin { keep_one_of, within: within * US }),

@@ -10,7 +10,7 @@ use tidewall_simulator::link::{
 const MS: Duration = Duration::from_millis(1);
 const US: Duration = Duration::from_micros(1);
 
-/// Sends packets (when, how long) numbered from zero; what arrives, and when.
+/// Sends packets (time, length) numbered from zero. Returns those that arrive, and when.
 fn outcome(
     impairment: Impairment,
     seed: u64,
@@ -43,7 +43,7 @@ fn outcome(
     (arrived, link.counters())
 }
 
-/// So many packets at once.
+/// A burst of `count` packets at once.
 fn burst(count: usize, bytes: u32) -> Vec<(Duration, u32)> {
     vec![(Duration::ZERO, bytes); count]
 }
@@ -83,7 +83,7 @@ fn a_full_queue_drops_what_comes_last_and_an_empty_one_takes_anything() {
     assert_eq!(counters.dropped, 3);
     let (arrived, _) = outcome(impairment.clone(), 1, &burst(1, 9000));
     assert_eq!(numbers(&arrived), [0]);
-    // Room again once the first has left.
+    // There is room again once the first has left.
     let (arrived, _) = outcome(
         impairment,
         1,
@@ -184,7 +184,7 @@ fn losses_come_as_often_and_as_long_as_their_model_says() {
     let lost = outcome(random, 7, &burst(count, 100)).1.lost;
     assert!((5700..6300).contains(&lost), "{lost}");
 
-    // A fiftieth of the time in the bad state, for five packets on average.
+    // A fiftieth of the time in the bad state, for five packets per stay on average.
     let bursts = Impairment {
         loss: Loss::GilbertElliott {
             to_bad: 0.2 / 49.0,
@@ -201,8 +201,8 @@ fn losses_come_as_often_and_as_long_as_their_model_says() {
     let mean = counters.lost as f64 / gaps.count() as f64;
     assert!((4.5..5.5).contains(&mean), "{mean}");
 
-    // With silence between packets the next one's luck is its own, on average the
-    // same.
+    // With silence between packets each packet's fate is independent, and the same on
+    // average.
     let Loss::GilbertElliott {
         to_bad,
         to_good,
@@ -318,8 +318,8 @@ proptest! {
         prop_assert!(arrived.is_sorted_by(|a, b| a.0 <= b.0 && a.1 <= b.1));
     }
 
-    /// In any interval no more arrives than the rate allows, and one packet that
-    /// was almost there.
+    /// In any interval no more arrives than the rate permits, plus one packet that was
+    /// nearly there.
     #[test]
     fn the_rate_is_never_exceeded(impairment in impairments(), rate in 100_000u64..100_000_000, packets in traffic()) {
         let impairment = Impairment {
@@ -342,7 +342,7 @@ proptest! {
         }
     }
 
-    /// What one impairment draws does not depend on whether another is on.
+    /// The draws of one impairment do not depend on whether another is on.
     #[test]
     fn losses_are_the_same_with_and_without_reordering(seed: u64, packets in traffic()) {
         let calm = Impairment {

@@ -1,4 +1,4 @@
-//! The network itself: what it delivers, and that it does so again.
+//! The network itself: it delivers, and does so repeatably.
 
 use std::time::Duration;
 
@@ -9,7 +9,7 @@ use tidewall_simulator::network::{Application, FlowId, LinkId, Network, Reading,
 const MS: Duration = Duration::from_millis(1);
 const SECOND: Duration = Duration::from_secs(1);
 
-/// 10 Mbit/s, 10 ms there and 10 ms back.
+/// 10 Mbit/s, 10 ms in each direction.
 fn wire() -> Impairment {
     Impairment {
         rate: Some(10_000_000),
@@ -39,7 +39,7 @@ fn setup(forward: LinkId, back: LinkId, application: Application) -> Setup {
     Setup::new(Config::default(), forward, back, application)
 }
 
-/// One flow over a link of each direction.
+/// One flow over one link per direction.
 fn one(link: &Impairment, application: Application, seed: u64) -> (Network, FlowId) {
     let mut network = Network::new(seed);
     let (forward, back) = (network.link(link.clone()), network.link(link.clone()));
@@ -182,7 +182,7 @@ fn flows_can_be_followed_step_by_step() {
     network.run(5 * SECOND).unwrap();
     let second = network.report(flow).unwrap().uploaded - first;
     assert_eq!(network.now(), 5 * SECOND);
-    // All of the link but the headers.
+    // All of the link except the headers.
     let share = second * 8 * 1500 / 1448 / 100_000;
     assert!((98..=100).contains(&share), "{share} %");
     assert!(!network.report(flow).unwrap().done);

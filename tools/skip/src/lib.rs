@@ -1,10 +1,10 @@
-//! How a test says that it, or a part of it, does not run: the only way in this
-//! workspace, so that `scripts/test.sh` can count and name what was left out.
+//! Reports that a test, or a part of it, does not run. This is the only way to do so in
+//! this workspace, so that `scripts/test.sh` can count and name what was left out.
 //!
-//! A line `SKIPPED name: why` goes to standard output, which the harness hides
-//! where a test passes, and into the file that the variable `TIDEWALL_SKIPPED`
-//! names. Where `TIDEWALL_MUST` is set, the machine is one that has every
-//! privilege and program, and [`missing`] fails the test.
+//! A line `SKIPPED name: why` goes to standard output, which the harness hides if a test
+//! passes, and into the file that the variable `TIDEWALL_SKIPPED` names. If
+//! `TIDEWALL_MUST` is set, the machine has every privilege and program, and [`missing`]
+//! fails the test.
 
 use std::fmt::Display;
 use std::fs::OpenOptions;
@@ -12,10 +12,10 @@ use std::io::Write;
 use std::path::Path;
 use std::process::Command;
 
-/// A privilege or a program is missing.
+/// Reports a missing privilege or program.
 ///
 /// # Panics
-/// Where `TIDEWALL_MUST` is set.
+/// Panics if `TIDEWALL_MUST` is set.
 pub fn missing(test: &str, what: impl Display) {
     let line = record(test, &what);
     assert!(
@@ -24,17 +24,17 @@ pub fn missing(test: &str, what: impl Display) {
     );
 }
 
-/// The kernel or the machine is not of the kind that the test is about, and no
-/// privilege would help.
+/// Reports that the kernel or the machine is of another kind than the test needs, and
+/// that no privilege would help.
 pub fn inapplicable(test: &str, why: impl Display) {
     record(test, &why);
 }
 
-/// True where all these programs are installed; says which is [`missing`]
-/// otherwise.
+/// Returns true if all these programs are installed; otherwise reports which is
+/// [`missing`].
 ///
 /// # Panics
-/// As [`missing`].
+/// Those of [`missing`].
 pub fn has_programs(test: &str, programs: &[&str]) -> bool {
     let path = std::env::var_os("PATH").unwrap_or_default();
     for program in programs {
@@ -49,10 +49,10 @@ pub fn has_programs(test: &str, programs: &[&str]) -> bool {
     true
 }
 
-/// True for user 0; says that root is [`missing`] otherwise.
+/// Returns true for user 0; otherwise reports that root is [`missing`].
 ///
 /// # Panics
-/// As [`missing`].
+/// Those of [`missing`].
 pub fn is_root(test: &str) -> bool {
     let status = std::fs::read_to_string("/proc/self/status").unwrap_or_default();
     let effective = status
@@ -64,11 +64,11 @@ pub fn is_root(test: &str) -> bool {
     effective == Some("0")
 }
 
-/// Runs a script of a shell in a network and a mount namespace that end with it, where
-/// `$SELF` is this program. `needs` is what is [`missing`] where the script exits with 3.
+/// Runs a shell script in a temporary network and mount namespace; `$SELF` is this
+/// program. `needs` is what is [`missing`] if the script exits with 3.
 ///
 /// # Panics
-/// Where the script fails otherwise; as [`missing`].
+/// Panics if the script fails otherwise, and like [`missing`].
 pub fn in_namespaces(test: &str, script: &str, needs: &str) {
     if !is_root(test) || !has_programs(test, &["unshare", "ip"]) {
         return;
@@ -89,7 +89,7 @@ pub fn in_namespaces(test: &str, script: &str, needs: &str) {
 }
 
 fn record(test: &str, why: &dyn Display) -> String {
-    // A line each, whatever an error's text is made of.
+    // One line each, whatever an error's text contains.
     let why = why.to_string().replace('\n', " ");
     let line = format!("SKIPPED {test}: {why}");
     println!("{line}");
@@ -104,7 +104,7 @@ fn append(file: &Path, line: &str) {
         .append(true)
         .create(true)
         .open(file)
-        // One write, as several processes may have something to say.
+        // One write, as several processes may report at the same time.
         .and_then(|mut file| file.write_all(format!("{line}\n").as_bytes()));
     if let Err(error) = written {
         println!("cannot write {}: {error}", file.display());
@@ -115,8 +115,8 @@ fn append(file: &Path, line: &str) {
 mod tests {
     use std::process::Command;
 
-    /// Runs the ignored test below with these variables; returns whether it
-    /// passed and what is in the file then.
+    /// Runs the ignored test below with these variables; returns whether it passed and
+    /// the contents of the file then.
     fn skip(must: bool) -> (bool, String) {
         let file = std::env::temp_dir().join(format!("tw-skip-{}-{must}", std::process::id()));
         let mut command = Command::new(std::env::current_exe().unwrap());

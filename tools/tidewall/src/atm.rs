@@ -1,5 +1,5 @@
-//! `tidewall atm`: virtual circuits by hand, permanent or called, a switch of their cells,
-//! and IP over them.
+//! `tidewall atm`: permanent and called virtual circuits by hand, a cell switch, and IP
+//! over circuits.
 
 mod config;
 mod ip;
@@ -24,22 +24,23 @@ use crate::end::{Failure, Outcome, say_line, stop_flag};
 use crate::units::{self, nanoseconds};
 use link::{Lines, Link, Peer};
 
-/// How often a command that waits looks whether it is to end.
+/// How often a waiting command checks whether to end.
 const LOOK: Duration = Duration::from_millis(100);
-/// Bytes of a payload that are shown.
+/// Bytes of each payload shown.
 const SHOWN: usize = 16;
-/// Payloads that are taken of one circuit before the next one's turn.
+/// Payloads taken from one circuit before the next circuit's turn.
 const BATCH: usize = 64;
-/// Calls that wait to be taken.
+/// Calls waiting to be accepted.
 const BACKLOG: usize = 64;
 
-/// Send, receive and ping on virtual circuits, switch their cells, and IP over them: AAL5 over ATM in Ethernet (RFC 4717).
+/// Send, receive and ping on virtual circuits, switch their cells, and IP over them: AAL5
+/// over ATM in Ethernet (RFC 4717).
 ///
-/// A permanent circuit is named VPI.VCI at both ends; a switched one is set up by a call to a
-/// number (NSAP, forty hexadecimal digits, the last two of which are the receiver's to
-/// choose), which a switch leads there. The other end of the link is given by its address,
-/// which is found as that of any neighbour. The interface's queues are taken for the time of
-/// the command.
+/// A permanent circuit is named VPI.VCI at both ends. A switched circuit is set up by a
+/// call to a number, which a switch leads there. The number is an NSAP of forty
+/// hexadecimal digits; the receiver chooses the last two. The other end of the link is
+/// given by its address, which is resolved like that of any neighbour. The command owns
+/// the interface's queues while it runs.
 #[derive(clap::Args)]
 #[command(after_help = "Examples, on two hosts of a link:\n  \
     tidewall atm receive --interface eth1 --next-hop 10.0.0.1 --circuit 0.100\n  \
@@ -59,7 +60,8 @@ pub struct Arguments {
 enum Command {
     /// Send payloads
     Send(SendArguments),
-    /// Receive payloads on a circuit, or take calls to --number and theirs; say of each how long it is and how it begins, until Ctrl-C
+    /// Receive payloads on a circuit, or of the calls to --number; print the length and
+    /// first bytes of each, until Ctrl-C
     Receive(ReceiveArguments),
     /// Send loopback cells to the circuit's other end (OAM F5, I.610), and time their return
     Ping(PingArguments),
@@ -73,16 +75,16 @@ enum Command {
 struct SendArguments {
     #[command(flatten)]
     end: Peer,
-    /// What to send
+    /// Text to send
     #[arg(long, conflicts_with = "size")]
     text: Option<String>,
-    /// Bytes of each payload, which counts up from its number, if no text is given
+    /// Bytes of each payload without a text; the payload counts up from its number
     #[arg(long, value_name = "BYTES", default_value_t = 40, value_parser = payload_length())]
     size: u16,
-    /// Payloads
+    /// Number of payloads
     #[arg(long, value_name = "N", default_value_t = 1)]
     count: u64,
-    /// From one payload to the next
+    /// Time between two payloads
     #[arg(long, value_name = "TIME", default_value = "0s", value_parser = units::duration)]
     interval: Duration,
 }
@@ -97,10 +99,10 @@ struct ReceiveArguments {
     #[arg(long, value_name = "VPI.VCI", value_parser = circuit, required_unless_present = "number")]
     #[arg(conflicts_with = "number")]
     circuit: Option<Circuit>,
-    /// End after so many payloads
+    /// End after this many payloads
     #[arg(long, value_name = "N")]
     count: Option<u64>,
-    /// Bytes of the longest payload that is taken
+    /// Bytes of the longest payload accepted
     #[arg(long, value_name = "BYTES", default_value_t = u16::MAX, value_parser = payload_length())]
     longest: u16,
 }
@@ -109,10 +111,10 @@ struct ReceiveArguments {
 struct PingArguments {
     #[command(flatten)]
     end: Peer,
-    /// Cells
+    /// Number of cells
     #[arg(long, value_name = "N", default_value_t = 4)]
     count: u64,
-    /// From one cell to the next
+    /// Time between two cells
     #[arg(long, value_name = "TIME", default_value = "1s", value_parser = units::duration)]
     interval: Duration,
     /// How long to wait for each answer
@@ -124,7 +126,7 @@ fn payload_length() -> clap::builder::RangedI64ValueParser<u16> {
     clap::value_parser!(u16).range(1..)
 }
 
-/// Reads `VPI.VCI`.
+/// Parses `VPI.VCI`.
 fn circuit(text: &str) -> Result<Circuit, String> {
     text.parse()
         .map_err(|error: InvalidCircuit| error.to_string())
@@ -143,7 +145,7 @@ pub fn run(arguments: &Arguments) -> Outcome {
     }
 }
 
-/// Waits for the time of the next; false when it is to end.
+/// Waits until the next is due; returns false when the command is to end.
 fn wait_until(next: Instant, stop: &AtomicBool) -> bool {
     loop {
         let left = next.saturating_duration_since(Instant::now());
@@ -204,7 +206,7 @@ struct Received {
     user_to_user: u8,
     congested: bool,
     low_priority: bool,
-    /// Of a call, where the caller says it.
+    /// The caller of a call, if it names itself.
     #[serde(skip_serializing_if = "Option::is_none")]
     from: Option<String>,
 }
@@ -227,7 +229,7 @@ fn receive(arguments: &ReceiveArguments, stop: &AtomicBool) -> Outcome {
             (socket.into(), format!("circuit {circuit}"))
         }
         (None, number) => {
-            // clap wants one of both.
+            // clap requires one of the two.
             let number = number.unwrap_or_default();
             let options = AtmOptions {
                 receive_max: longest,
@@ -264,7 +266,7 @@ struct Receiver<'a> {
     arguments: &'a ReceiveArguments,
     descriptors: &'a Descriptors,
     list: Vec<PollFd>,
-    /// Payloads that are to come.
+    /// Payloads still expected.
     left: u64,
 }
 
@@ -305,7 +307,7 @@ impl Receiver<'_> {
                 {
                     return Ok(());
                 }
-                // It is refused; others may be taken.
+                // The call is rejected; others may be accepted.
                 Err(error) => {
                     eprintln!("tidewall: a call was not taken: {error}");
                     return Ok(());
@@ -322,7 +324,7 @@ impl Receiver<'_> {
         }
     }
 
-    /// Takes what has come on a circuit; false at the end of a call.
+    /// Takes the payloads waiting on a circuit; returns false at the end of a call.
     fn take(&mut self, socket: &AtmSocket) -> Result<bool, Failure> {
         let mut came = Vec::new();
         let most = usize::try_from(self.left).unwrap_or(usize::MAX).min(BATCH);
@@ -350,7 +352,7 @@ impl Receiver<'_> {
             lines.say(&text, &received)?;
         }
         match got {
-            // What it ended with is the call's own affair.
+            // The error with which a call ended is the call's own affair.
             Err(_) if socket.is_released() => Ok(false),
             Err(error)
                 if ![io::ErrorKind::WouldBlock, io::ErrorKind::Interrupted]
@@ -376,7 +378,7 @@ struct Pinged {
 fn ping(arguments: &PingArguments, stop: &AtomicBool) -> Outcome {
     let end = &arguments.end;
     let socket = end.open(AtmOptions::default().receive_max)?;
-    // Of receiving, not of `ping`.
+    // Errors of receiving, not of `ping`.
     let failed = |error| Failure::io(&format!("receiving on {}", end.name()), &error);
     socket.set_nonblocking(true).map_err(failed)?;
     let (mut sent, mut answered) = (0, 0);
@@ -387,7 +389,7 @@ fn ping(arguments: &PingArguments, stop: &AtomicBool) -> Outcome {
             break;
         }
         sent += 1;
-        // Payloads that nobody takes would use up the circuit's credit, and an answer be lost.
+        // Unread payloads would use up the circuit's credit, and an answer would be lost.
         match socket.recv_batch(usize::from(u16::MAX), |_| {}) {
             Err(error) if error.kind() != io::ErrorKind::WouldBlock => return Err(failed(error)),
             _ => {}
@@ -402,7 +404,7 @@ fn ping(arguments: &PingArguments, stop: &AtomicBool) -> Outcome {
             Err(error) if error.raw_os_error() == Some(libc::ETIMEDOUT) => {
                 ("no answer".to_owned(), None)
             }
-            // It is to end.
+            // The command is to end.
             Err(error) if error.kind() == io::ErrorKind::Interrupted => break,
             Err(error) => {
                 let what = format!("a loopback cell to {}", end.link.next_hop);

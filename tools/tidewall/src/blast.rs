@@ -1,5 +1,5 @@
-//! `tidewall blast`: paced UDP or TCP SYN segments at a port, and closed-loop
-//! pings beside it.
+//! `tidewall blast`: paced UDP or TCP SYN segments to a port, and closed-loop pings
+//! beside them.
 
 use std::io::{IsTerminal, Write};
 use std::net::SocketAddr;
@@ -12,12 +12,13 @@ use crate::load::packets::Packets;
 use crate::load::text::table;
 use crate::units::{self, count, nanoseconds, per_second};
 
-/// Send paced UDP, or a flood of TCP SYN segments, at an address, from 10 packets/s to all the link carries.
+/// Send paced UDP, or a flood of TCP SYN segments, to an address, from 10 packets/s to
+/// all the link carries.
 ///
-/// The generator sleeps between bursts, so that it takes only the processor
-/// time it needs. It blasts through `lo` and through veths inside a network
-/// namespace; anything else must be allowed by --allow-any-interface, because
-/// a blast on a real network is an attack unless its owner wants it.
+/// The generator sleeps between bursts, so it uses only the CPU time it needs. It sends
+/// through `lo` and through veths inside a network namespace. Any other interface
+/// requires --allow-any-interface, because a blast on a real network is an attack unless
+/// its owner wants it.
 #[derive(clap::Args)]
 #[command(
     after_help = "Examples:\n  tidewall blast --interface tw-a --to 10.77.0.2:9 --rate 300k --for 10s\n  \
@@ -36,13 +37,14 @@ pub struct Arguments {
     /// Bytes of UDP payload, 0 to 1472 (1452 under IPv6) [default: 14]
     #[arg(long, value_name = "BYTES", conflicts_with = "syn")]
     size: Option<u16>,
-    /// Send TCP segments that ask for a connection (SYN) instead of UDP; in bursts of 250 µs, asleep in between
+    /// Send TCP segments that ask for a connection (SYN) instead of UDP; in bursts of 250
+    /// µs, sleeping in between
     #[arg(long)]
     syn: bool,
     /// How long to send and measure, at most 1h
     #[arg(long = "for", value_name = "TIME", default_value = "10s", value_parser = units::duration)]
     time: Duration,
-    /// Send for so long before measuring begins
+    /// Send for this long before measuring begins
     #[arg(long, value_name = "TIME", default_value = "0s", value_parser = units::duration)]
     warm_up: Duration,
     /// Also ping the echo service at this port of the same address, 8 bytes at a time
@@ -51,7 +53,8 @@ pub struct Arguments {
     /// Requests that the ping keeps in flight
     #[arg(long, value_name = "N", default_value_t = 1, requires = "ping")]
     outstanding: u16,
-    /// Let the ping sleep for its replies instead of spinning: the wake-up is then part of the time measured
+    /// Let the ping sleep for its replies instead of spinning: the measured time then
+    /// includes the wake-up
     #[arg(long, requires = "ping")]
     block: bool,
     /// Transmit queue of the interface, skb sender only
@@ -65,7 +68,7 @@ pub struct Arguments {
     json: bool,
 }
 
-/// Bytes of UDP payload when none are asked for: LRP's.
+/// Default bytes of UDP payload, as in LRP.
 const DEFAULT_SIZE: u16 = 14;
 
 impl Arguments {
@@ -114,15 +117,15 @@ pub fn run(arguments: &Arguments) -> Outcome {
     }
 }
 
-/// What went wrong, with the option that allows what the generator refuses by
-/// itself.
+/// Describes the failure, with the option that allows what the generator refuses by
+/// default.
 pub fn failure(what: &str, error: &std::io::Error, spec: &LoadSpec) -> Failure {
     let failure = Failure::io(what, error);
     let spoofs = spec
         .blast
         .as_ref()
         .is_some_and(|blast| blast.spoof.is_some());
-    // The generator's own refusal; the kernel's have a number.
+    // The generator's own refusal; the kernel's errors have an errno.
     let refused = error.kind() == std::io::ErrorKind::PermissionDenied
         && error.raw_os_error().is_none()
         && spec.blast.is_some()
@@ -133,7 +136,7 @@ pub fn failure(what: &str, error: &std::io::Error, spec: &LoadSpec) -> Failure {
     }
 }
 
-/// One line of progress.
+/// Returns one line of progress.
 pub fn line(progress: &Progress) -> String {
     let seconds = progress.interval.as_secs_f64();
     let rate = |packets: u64| per_second(packets as f64 / seconds);
@@ -159,7 +162,7 @@ pub fn line(progress: &Progress) -> String {
     line
 }
 
-/// The report as tables.
+/// Returns the report as tables.
 pub fn text(report: &LoadReport) -> String {
     let mut text = String::new();
     if let Some(blast) = &report.blast {

@@ -1,5 +1,5 @@
-//! How a command ends: its exit code, and one message that names the cause and
-//! the remedy.
+//! The end of a command: its exit code, and one message that names the cause and the
+//! remedy.
 
 use std::fmt;
 use std::io::{self, Write};
@@ -7,26 +7,26 @@ use std::process::ExitCode;
 use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
 
-/// Why a command did not end with 0.
+/// Why a command ended with a code other than 0.
 #[derive(Debug)]
 pub struct Failure {
     code: u8,
-    /// Empty when everything has been said already.
+    /// Empty if everything has been printed already.
     message: String,
 }
 
 impl Failure {
-    /// Exit code 1: it ran, and the answer is no.
+    /// Exit code 1: the command ran, and the answer is no.
     pub fn answer(message: impl Into<String>) -> Self {
         Failure::with_code(1, message)
     }
 
-    /// Exit code 2: it could not begin.
+    /// Exit code 2: the command could not begin.
     pub fn usage(message: impl Into<String>) -> Self {
         Failure::with_code(2, message)
     }
 
-    /// A code that another crate has chosen.
+    /// Uses a code that another crate has chosen.
     pub fn with_code(code: u8, message: impl Into<String>) -> Self {
         Failure {
             code,
@@ -39,14 +39,13 @@ impl Failure {
         self.code
     }
 
-    /// Exit code 1 when everything has been said already.
+    /// Exit code 1, if everything has been printed already.
     pub fn said() -> Self {
         Failure::answer("")
     }
 
-    /// An error of the operating system while doing `what`: exit code 2 when
-    /// the arguments, missing privileges or what the system lacks are to blame,
-    /// else 1.
+    /// Wraps an operating-system error during `what`. The exit code is 2 if arguments,
+    /// missing privileges or missing system features are to blame, and 1 otherwise.
     pub fn io(what: &str, error: &io::Error) -> Self {
         use io::ErrorKind::{
             AddrInUse, AddrNotAvailable, InvalidInput, NotFound, PermissionDenied, Unsupported,
@@ -55,7 +54,7 @@ impl Failure {
             error.kind(),
             AddrInUse | AddrNotAvailable | InvalidInput | NotFound | PermissionDenied | Unsupported
         );
-        // One in words has its kind alone.
+        // An error made from text has only its kind.
         let errno = error.raw_os_error().or(match error.kind() {
             AddrInUse => Some(libc::EADDRINUSE),
             AddrNotAvailable => Some(libc::EADDRNOTAVAIL),
@@ -97,7 +96,7 @@ impl fmt::Display for Failure {
     }
 }
 
-/// What every subcommand returns.
+/// The result of every subcommand.
 pub type Outcome = Result<(), Failure>;
 
 /// Prints the message, if any, and turns the outcome into an exit code.
@@ -113,8 +112,8 @@ pub fn report(outcome: Outcome) -> ExitCode {
     }
 }
 
-/// Prints to standard output. A reader that has gone away (`| head`) ends the
-/// command quietly, unlike with `println!`.
+/// Prints to standard output. Unlike with `println!`, a reader that goes away (`| head`)
+/// ends the command quietly.
 pub fn say(text: &str) -> Outcome {
     let mut out = io::stdout().lock();
     match out.write_all(text.as_bytes()).and_then(|()| out.flush()) {
@@ -124,25 +123,25 @@ pub fn say(text: &str) -> Outcome {
     }
 }
 
-/// Prints a message to standard error; a reader that has gone away is no concern.
+/// Prints a message to standard error; ignores a reader that has gone away.
 pub fn warn(text: &str) {
     let _ = io::stderr().write_all(format!("tidewall: {text}\n").as_bytes());
 }
 
-/// As [`say`], with a line end.
+/// Acts as [`say`], and ends the line.
 pub fn say_line(text: &str) -> Outcome {
     say(&format!("{text}\n"))
 }
 
-/// A value as JSON on one line.
+/// Prints a value as JSON on one line.
 pub fn say_json(value: &impl serde::Serialize) -> Outcome {
     let text = serde_json::to_string(value)
         .map_err(|error| Failure::answer(format!("writing JSON: {error}")))?;
     say_line(&text)
 }
 
-/// A flag that SIGINT and SIGTERM set. A second one of either ends the process
-/// at once, so that nothing here can make it unkillable.
+/// Returns a flag that SIGINT and SIGTERM set. A second signal ends the process at once,
+/// so nothing here can make it unkillable.
 pub fn stop_flag() -> Result<Arc<AtomicBool>, Failure> {
     let flag = Arc::new(AtomicBool::new(false));
     for signal in [signal_hook::consts::SIGINT, signal_hook::consts::SIGTERM] {

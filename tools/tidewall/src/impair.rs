@@ -10,13 +10,12 @@ use crate::units::{self, count, nanoseconds};
 
 /// Forward between two interfaces as a bad path would: delay, loss, reordering, a bottleneck.
 ///
-/// Whole frames go through packet sockets, so that it also works where the
-/// kernel has no netem. Both directions are treated alike; ARP and neighbour
-/// discovery pass at once. The interfaces should have no addresses, and
-/// segmentation and checksum offload must be off at their other ends (ethtool
-/// -K IF tx off tso off gso off): what a wire could not carry is refused and
-/// counted. It ends by itself, on Ctrl-C or when an interface goes away, and
-/// leaves nothing behind.
+/// Whole frames pass through packet sockets, so this also works if the kernel has no
+/// netem. Both directions are treated alike; ARP and neighbour discovery pass at once.
+/// The interfaces should have no addresses. Segmentation and checksum offload must be off
+/// at their other ends (ethtool -K IF tx off tso off gso off): frames that a wire could
+/// not carry are rejected and counted. The command ends after --time, on Ctrl-C, or when
+/// an interface disappears, and leaves nothing behind.
 #[derive(clap::Args)]
 #[command(
     after_help = "Examples:\n  tidewall impair veth-m1 veth-m2 --loss 1% --delay 10ms --rate 100mbit\n  \
@@ -30,43 +29,43 @@ pub struct Arguments {
     /// One interface
     #[arg(value_name = "A")]
     left: String,
-    /// The other
+    /// The other interface
     #[arg(value_name = "B")]
     right: String,
-    /// Propagation, each way
+    /// Propagation delay, each way
     #[arg(long, value_name = "TIME", default_value = "0s", value_parser = units::duration)]
     delay: Duration,
-    /// By how much the propagation varies, without reordering
+    /// Variation of the propagation delay, without reordering
     #[arg(long, value_name = "TIME", default_value = "0s", value_parser = units::duration)]
     jitter: Duration,
     /// Packets lost: 1%, or 0.01
     #[arg(long, value_name = "P", default_value = "0", value_parser = probability)]
     loss: f64,
-    /// Bits a second, each way: 100mbit, 1.5gbit, 64kbit [default: no limit]
+    /// Bits per second, each way: 100mbit, 1.5gbit, 64kbit [default: no limit]
     #[arg(long, value_name = "RATE", value_parser = bits)]
     rate: Option<u64>,
-    /// Bytes that may wait for the rate, 1500 at least [default: 100 ms at the rate]
+    /// Bytes that may queue for the rate, 1500 at least [default: 100 ms at the rate]
     #[arg(long, value_name = "BYTES", requires = "rate", value_parser = clap::value_parser!(u32).range(1500..))]
     queue: Option<u32>,
-    /// Bytes waiting from which on ECN-capable packets are marked [default: never]
+    /// Queued bytes above which ECN-capable packets are marked [default: never]
     #[arg(long, value_name = "BYTES", requires = "rate")]
     mark: Option<u32>,
     /// Packets held back, so that later ones overtake: 1%, or 0.01
     #[arg(long, value_name = "P", default_value = "0", value_parser = probability, requires = "reorder_by")]
     reorder: f64,
-    /// For how long they are held back at most
+    /// Longest time that they are held back
     #[arg(long, value_name = "TIME", value_parser = units::duration, requires = "reorder")]
     reorder_by: Option<Duration>,
     /// Packets that arrive twice: 1%, or 0.01
     #[arg(long, value_name = "P", default_value = "0", value_parser = probability)]
     duplicate: f64,
-    /// Give each flow (addresses and ports) a path of its own instead of one that all share
+    /// Give each flow (addresses and ports) its own path instead of one shared path
     #[arg(long)]
     per_flow: bool,
-    /// The same seed gives the same luck
+    /// Seed of the random numbers: the same seed treats packets alike
     #[arg(long, value_name = "N", default_value_t = 1)]
     seed: u64,
-    /// Run for so long, at most a day
+    /// Run for this long, at most a day
     #[arg(long = "for", value_name = "TIME", default_value = "60s", value_parser = units::duration)]
     time: Duration,
     /// Print the report as JSON
@@ -76,9 +75,9 @@ pub struct Arguments {
 
 /// The longest run.
 const TIME_MAX: Duration = Duration::from_secs(86_400);
-/// The longest delay: what flies is kept in memory.
+/// The longest delay: packets in flight are kept in memory.
 const DELAY_MAX: Duration = Duration::from_secs(60);
-/// A queue where none is asked for: so much of the rate.
+/// Default queue, as time at the rate.
 const QUEUE_TIME: f64 = 0.1;
 const QUEUE_MIN: f64 = 15_000.0;
 
@@ -169,7 +168,7 @@ pub fn run(arguments: &Arguments) -> Outcome {
         arguments.left, arguments.right
     );
     let bridge = Bridge::open(spec).map_err(|error| Failure::io(&between, &error))?;
-    // To standard error: the report alone is the output.
+    // To standard error: standard output has only the report.
     eprintln!(
         "{between} for {} s; Ctrl-C ends it",
         arguments.time.as_secs_f64()
@@ -190,7 +189,7 @@ pub fn run(arguments: &Arguments) -> Outcome {
     }
 }
 
-/// The report as a table.
+/// Returns the report as a table.
 fn text(arguments: &Arguments, report: &Report) -> String {
     let mut table = Table::of(
         2,

@@ -11,9 +11,9 @@ use crate::end::{Failure, Outcome, say, say_json, say_line};
 
 /// Run the papers' experiments on this machine, plot them and judge their claims.
 ///
-/// A run builds its own test bed in network namespaces named tw-…, touches no
-/// other interface, and takes it down again whatever happens, Ctrl-C included.
-/// It never prints numbers that it did not measure.
+/// A run builds its own test bed in network namespaces named tw-…, touches no other
+/// interface, and removes the test bed however it ends, Ctrl-C included. It prints only
+/// numbers that it measured.
 #[derive(clap::Args)]
 #[command(after_help = "Examples:\n  tidewall lab list\n  \
     tidewall lab run lrp-overload --quick               at most a minute, the same claims\n  \
@@ -37,16 +37,17 @@ enum Command {
     },
     /// Run experiments and judge their claims
     Run(RunArguments),
-    /// Write the HTML report again from a directory of results, or set it against another
+    /// Write the HTML report again from a directory of results, or compare it with
+    /// another
     Report {
         /// Directory that a run wrote (--out)
         #[arg(value_name = "DIR")]
         directory: PathBuf,
-        /// Write the claims alone, as one page of Markdown, to FILE instead
+        /// Write only the claims, as one page of Markdown, to FILE instead
         #[arg(long, value_name = "FILE")]
         markdown: Option<PathBuf>,
-        /// Print the claims that hold in one of two runs and fail in the other, instead; exit
-        /// code 1 if there are any
+        /// Print the claims that hold in one of two runs and fail in the other instead;
+        /// exit code 1 if there are any
         #[arg(long, value_name = "DIR", conflicts_with = "markdown")]
         against: Option<PathBuf>,
     },
@@ -57,13 +58,15 @@ struct RunArguments {
     /// Experiments to run; see: tidewall lab list
     #[arg(value_name = "NAME", required = true)]
     names: Vec<String>,
-    /// Fewer points, at most 60 s an experiment (lrp-latency, rhip-size, rhip-workload, tcp-loss, unmodified: 4 min; unmodified-floods: 6); the shape and the claims stay
+    /// Fewer points, at most 60 s per experiment (lrp-latency, rhip-size, rhip-workload,
+    /// tcp-loss, unmodified: 4 min; unmodified-floods: 6); the shape and the claims stay
     #[arg(long)]
     quick: bool,
-    /// Exactly N rounds, in place of as many as the claims need; takes the time it takes
+    /// Exactly N rounds instead of as many as the claims need; the duration is unbounded
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u8).range(1..=99))]
     rounds: Option<u8>,
-    /// Keep both processors busy with processes of lowest priority, as the paper did for latency
+    /// Keep both processors busy with processes of lowest priority, as the paper did for
+    /// latency
     #[arg(long)]
     spinners: bool,
     /// Write the result of the experiment to FILE (an array when there are several)
@@ -74,19 +77,19 @@ struct RunArguments {
     out: Option<PathBuf>,
 }
 
-/// Show the main job: a UDP service on Tidewall and the same code on Linux sockets, side by side.
+/// Show a UDP service on Tidewall and the same code on Linux sockets, side by side.
 ///
-/// Sweeps the offered rate from 10,000 packets/s to all the link carries, in
-/// network namespaces of its own, then has wrk ask a web server while a SYN flood
-/// comes and goes, and prints tables and plots. Without root it runs on the
-/// in-memory device and says what that shows and what not.
+/// Sweeps the offered rate from 10,000 packets/s to all the link carries, in its own
+/// network namespaces. Then wrk queries a web server while a SYN flood comes and goes.
+/// Prints tables and plots. Without root it runs on the in-memory device, and states what
+/// that shows and what it does not.
 #[derive(clap::Args)]
 #[command(
     after_help = "Example:\n  tidewall demo --out out/demo    then open out/demo/demo.html\n\n\
     Takes less than four minutes. Exit codes: 0 it ran, whatever it showed; 1 it broke off; 2 it could not begin; 130 interrupted."
 )]
 pub struct DemoArguments {
-    /// Where to write table, plot (SVG), page (HTML) and results (JSON)
+    /// Directory for table, plot (SVG), page (HTML) and results (JSON)
     #[arg(long, value_name = "DIR", default_value = "out/demo")]
     out: PathBuf,
 }
@@ -94,7 +97,7 @@ pub struct DemoArguments {
 /// A process of an experiment; started by `tidewall lab run`.
 #[derive(clap::Args)]
 pub struct WorkerArguments {
-    /// What to do
+    /// The job to run
     #[arg(value_name = "JSON")]
     job: String,
 }
@@ -179,7 +182,7 @@ fn experiments(arguments: RunArguments) -> Outcome {
 pub fn demo(arguments: &DemoArguments) -> Outcome {
     let mut progress = tidewall_lab::progress::automatic();
     match tidewall_lab::demo(&arguments.out, progress.as_mut()) {
-        // It shows what this machine does; to judge claims is the lab's task.
+        // The demo shows what this machine does; judging claims is the lab's task.
         Ok(_) => Ok(()),
         failed => judge(&failed),
     }
@@ -190,8 +193,8 @@ pub fn worker(arguments: &WorkerArguments) -> Outcome {
     tidewall_lab::worker_main(&arguments.job).map_err(|error| failure(&error, 1))
 }
 
-/// The exit code is the lab's own; a run that ended in order has said which
-/// claims failed.
+/// Turns a lab's result into an outcome. The exit code is the lab's own; a run that ended
+/// in order has printed which claims failed.
 fn judge(result: &anyhow::Result<tidewall_lab::Outcome>) -> Outcome {
     match (tidewall_lab::exit_code(result), result) {
         (0, _) => Ok(()),
@@ -207,7 +210,7 @@ fn judge(result: &anyhow::Result<tidewall_lab::Outcome>) -> Outcome {
     }
 }
 
-/// An error with its causes on one line.
+/// Joins an error and its causes on one line.
 fn failure(error: &anyhow::Error, code: u8) -> Failure {
     Failure::with_code(code, format!("{error:#}"))
 }

@@ -1,4 +1,4 @@
-//! `tidewall load`: the load generators as tools in their own right.
+//! `tidewall load`: the load generators as standalone tools.
 
 pub mod packets;
 mod requests;
@@ -20,13 +20,14 @@ use crate::blast;
 use crate::end::{Failure, Outcome, say, say_json, stop_flag};
 use crate::units;
 
-/// Put a load on a server: requests at a rate it cannot slow down, closed loops, packets.
+/// Put a load on a server: requests at a rate that the server cannot slow down, closed
+/// loops, packets.
 ///
-/// All kinds are paced and bounded in rate and time, run over kernel sockets
-/// from one thread, and drive any server, on Tidewall or on Linux. Response times
-/// are printed twice: *corrected* for coordinated omission (what users saw who
-/// came when they meant to) and *raw* (what the generator measured). Ctrl-C ends
-/// a run with what it has.
+/// All kinds are bounded in rate and time, paced, run over kernel sockets from one
+/// thread, and drive any server, on Tidewall or on Linux. Response times are printed
+/// twice. *Corrected* times account for coordinated omission: they are those of users who
+/// came when they meant to. *Raw* times are those that the generator measured. Ctrl-C
+/// ends a run and prints its results so far.
 #[derive(clap::Args)]
 #[command(after_help = "Examples:\n  \
     tidewall load s-clients --rate 5k http://10.77.0.2/doc     5,000/s, whatever comes back\n  \
@@ -57,7 +58,7 @@ enum Kind {
     Blast(blast::Arguments),
 }
 
-/// How a load is run.
+/// Run options of a load.
 #[derive(clap::Args, Clone, Debug)]
 #[command(next_help_heading = "Run")]
 struct Run {
@@ -65,30 +66,32 @@ struct Run {
     #[arg(short = 'd', long = "for", visible_alias = "duration", value_name = "TIME",
           default_value = "10s", value_parser = units::duration)]
     time: Duration,
-    /// Put the load on for so long before measuring begins
+    /// Apply the load for this long before measuring begins
     #[arg(short = 'w', long, value_name = "TIME", default_value = "0s", value_parser = units::duration)]
     warm_up: Duration,
     /// Run on this processor
     #[arg(long, value_name = "CPU")]
     cpu: Option<usize>,
-    /// Time between two lines of progress, and between the intervals of the JSON; 10ms to 1h
+    /// Time between two lines of progress, and between two intervals of the JSON; 10ms to
+    /// 1h
     #[arg(long, value_name = "TIME", default_value = "1s", value_parser = interval)]
     interval: Duration,
-    /// Write the specification, the report and every interval as JSON; `-`: to standard output, and nothing else
+    /// Write the specification, the report and every interval as JSON; `-`: to standard
+    /// output, and nothing else
     #[arg(long, value_name = "FILE")]
     json: Option<PathBuf>,
-    /// Show progress even where standard error is no terminal, a line each time
+    /// Show progress even if standard error is no terminal, one line each time
     #[arg(long)]
     progress: bool,
 }
 
-/// What a load comes with: how it is run, and what it is.
+/// A load: its run options and its specification.
 trait Load {
-    /// The options of the run.
+    /// Returns the run options.
     fn run(&self) -> &Run;
-    /// Fills in what is to be done.
+    /// Fills in the specification.
     fn fill(&self, spec: &mut LoadSpec) -> Outcome;
-    /// What it is called while something goes wrong.
+    /// Returns its name for error messages.
     fn name(&self) -> String;
 }
 
@@ -100,7 +103,7 @@ fn interval(text: &str) -> Result<Duration, String> {
     }
 }
 
-/// Reads a rate that has to be a number.
+/// Parses a rate that must be a number.
 fn rate(text: &str) -> Result<u64, String> {
     units::rate(text)?
         .0
@@ -120,7 +123,7 @@ pub fn run(arguments: &Arguments) -> Outcome {
     }
 }
 
-/// What goes to `--json`.
+/// The contents of `--json`.
 #[derive(Serialize)]
 struct RunRecord<'a> {
     load: &'a LoadSpec,
@@ -128,7 +131,7 @@ struct RunRecord<'a> {
     intervals: &'a [Progress],
 }
 
-/// Where the JSON goes.
+/// Destination of the JSON.
 enum Sink {
     Nowhere,
     Output,
@@ -136,7 +139,7 @@ enum Sink {
 }
 
 impl Sink {
-    /// Opens it before anything runs, so that nothing runs for nothing.
+    /// Opens the destination before the run, so that no run is wasted.
     fn open(path: Option<&Path>) -> Result<Self, Failure> {
         match path {
             None => Ok(Sink::Nowhere),

@@ -1,14 +1,15 @@
 //! `tidewall`: the command line.
 //!
-//! Lives here: one file or folder a subcommand, what they share for reading
-//! and printing quantities ([`units`], [`table`]), and how a command ends
-//! ([`end`]). Does not live here: anything a program could want as a library
-//! (services are in `tidewall-service`, generators in `tidewall-load`,
-//! experiments in `tidewall-lab`, live stacks answer through
-//! `tidewall::control`).
+//! Lives here: one file or folder per subcommand, shared code for reading and printing
+//! quantities ([`units`], [`table`]), and the end of a command ([`end`]). Does not live
+//! here: anything that a program could want as a library. Services are in
+//! `tidewall-service`, generators in `tidewall-load`, experiments in `tidewall-lab`; live
+//! stacks answer through `tidewall::control`.
 //!
-//! Exit codes: 0 done; 1 it ran and the answer is no; 2 it could not begin
-//! (wrong arguments, missing privileges, no such interface).
+//! Exit codes:
+//! - 0: done
+//! - 1: it ran and the answer is no
+//! - 2: it could not begin (wrong arguments, missing privileges, no such interface)
 //!
 //! Read first: docs of `tidewall::snapshot` for what `stat` shows.
 #![deny(unsafe_code)]
@@ -76,7 +77,7 @@ enum Command {
 }
 
 fn main() -> ExitCode {
-    // A backtrace is of no use to a user; where it happened is enough for a maintainer.
+    // A backtrace is of no use to a user; the location is enough for a maintainer.
     std::panic::set_hook(Box::new(|info| {
         eprintln!("tidewall: internal error, please report it: {info}");
     }));

@@ -26,12 +26,13 @@ use events::{Events, Numbers, Server};
 use http::Web;
 use proxy::Proxy;
 
-/// Run a web server, a forwarding proxy or a UDP service by hand, on Tidewall or on Linux sockets, with the same code.
+/// Run a web server, a forwarding proxy or a UDP service by hand, on Tidewall or on Linux
+/// sockets, with the same code.
 ///
-/// It says where it listens and runs until Ctrl-C (SIGINT) or SIGTERM, finishes
-/// the responses at hand, then prints totals. On Tidewall it takes the interface's queues for itself;
-/// frames for ports it does not own stay with the kernel. Tidewall
-/// needs root: CAP_NET_ADMIN, CAP_NET_RAW, CAP_BPF and CAP_PERFMON.
+/// Prints its address and runs until Ctrl-C (SIGINT) or SIGTERM. It then finishes the
+/// current responses and prints totals. On Tidewall it owns the interface's queues;
+/// frames for ports it does not own stay with the kernel. Tidewall needs root:
+/// CAP_NET_ADMIN, CAP_NET_RAW, CAP_BPF and CAP_PERFMON.
 #[derive(clap::Args)]
 #[command(
     after_help = "Examples:\n  tidewall serve echo --interface eth1                 echo on UDP port 7\n  \
@@ -56,73 +57,82 @@ use proxy::Proxy;
     Exit codes: 0 ended by a signal; 1 the device or socket failed; 2 it could not begin."
 )]
 pub struct Arguments {
-    /// What to do: echo or discard datagrams, serve files over HTTP, or forward HTTP requests
+    /// Service: echo or discard datagrams, serve files over HTTP, or forward HTTP
+    /// requests
     #[arg(value_name = "echo|discard|http|proxy")]
     service: Service,
-    /// Directory whose files http serves
+    /// Directory of the files that http serves
     #[arg(value_name = "DIR", required_if_eq("service", "http"))]
     directory: Option<PathBuf>,
-    /// Interface whose queues to take; needed on tidewall without --manager, not used on linux
+    /// Interface whose queues to take; required on tidewall without --manager, ignored on
+    /// linux
     #[arg(long, value_name = "IF")]
     interface: Option<String>,
-    /// Be an application of the manager that listens here (tidewalld), which has the privileges
-    /// [default: TIDEWALL_MANAGER, which tidewall run sets]
+    /// Become an application of the manager that listens here (tidewalld), which has the
+    /// privileges [default: TIDEWALL_MANAGER, which tidewall run sets]
     #[arg(long, value_name = "PATH")]
     manager: Option<PathBuf>,
-    /// UDP port, or TCP port of http and proxy [default: 7 for echo (RFC 862), 9 for discard (RFC 863),
-    /// 80 for http and for a proxy with an origin, 3128 for one without]
+    /// UDP port, or TCP port of http and proxy [default: 7 for echo (RFC 862), 9 for
+    /// discard (RFC 863), 80 for http and for a proxy with an origin, 3128 for one
+    /// without]
     #[arg(long, value_name = "PORT", value_parser = clap::value_parser!(u16).range(1..))]
     port: Option<u16>,
-    /// Local address to listen at; :: takes IPv6 and IPv4 [default: 0.0.0.0; 127.0.0.1 for a proxy
-    /// without --origin and without --allow-client]
+    /// Local address to listen on; :: accepts IPv6 and IPv4 [default: 0.0.0.0; 127.0.0.1
+    /// for a proxy without --origin and without --allow-client]
     #[arg(long, value_name = "ADDRESS", value_parser = units::address::<IpAddr>)]
     address: Option<IpAddr>,
-    /// Receive queues to take, 1 to 8; a stack takes all that the interface has [default: all]
+    /// Receive queues to take, 1 to 8 [default: all queues of the interface]
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=8))]
     queues: Option<u32>,
-    /// Who runs which stage: tidewall (the default); to be compared with it: soft-lrp, early-demux, bsd, and
-    /// softirq (Linux's arrangement: a softirq thread takes Bp frames a round ahead of the application)
+    /// Architecture: tidewall (the default), or a comparator: soft-lrp, early-demux, bsd,
+    /// or softirq (Linux's arrangement: a softirq thread handles Bp frames per round
+    /// ahead of the application)
     #[arg(long, value_name = "NAME", value_parser = architecture)]
     architecture: Option<Architecture>,
-    /// What decides Bp, most frames a round, and T, least time between two interrupts: interrupt,
-    /// napi, on-off, aic, qapolling, rhip or adaptive (the default)
+    /// Policy for Bp, most frames per round, and T, least time between two interrupts:
+    /// interrupt, napi, on-off, aic, qapolling, rhip or adaptive (the default)
     #[arg(long, value_name = "NAME", value_parser = policy)]
     policy: Option<PolicyKind>,
-    /// Largest Bp that the policy may set, 2 to 3000 [default: 256, of threads 3000]; of napi the Bp itself
+    /// Largest Bp that the policy may set, 2 to 3000 [default: 256, of threads 3000]; for
+    /// napi, the Bp itself
     #[arg(long, value_name = "FRAMES", value_parser = budget)]
     budget: Option<u32>,
-    /// Longest T that the policy may set, 0 to 1ms, in µs (or as 50us) [default: 200us]; of napi the
-    /// T itself [default: 0]
+    /// Longest T that the policy may set, 0 to 1ms, in µs (or as 50us) [default: 200us];
+    /// for napi, the T itself [default: 0]
     #[arg(long, value_name = "TIME", value_parser = interval)]
     interval: Option<Duration>,
-    /// Write what receive control saw of the first 2000 rounds (of the first queue) to this
-    /// file at the end, as CSV: such files are replayed through every policy by the tests
+    /// At the end, write receive control's view of the first 2000 rounds of the first
+    /// queue to this file, as CSV; the tests replay such files through every policy
     #[arg(long, value_name = "FILE")]
     record: Option<PathBuf>,
-    /// Poll for up to so long before sleeping, in µs (or as 1ms), where the last answer's next question
-    /// came within that time; 0: never [default: derived from what polling
-    /// and sleeping cost here]
+    /// Longest time to poll before sleeping, in µs (or as 1ms), if the last answer's next
+    /// question arrived within it; 0: never [default: derived from the costs of polling
+    /// and sleeping here]
     #[arg(long, value_name = "TIME", value_parser = spin)]
     spin: Option<Duration>,
-    /// Where the driver program runs: native, in the driver, or generic, after the kernel has made a
-    /// buffer of each frame [default: native, or generic on a card whose driver has no native XDP]
+    /// XDP mode of the driver program: native, in the driver, or generic, after the
+    /// kernel has allocated a buffer for each frame [default: native; generic on a card
+    /// whose driver lacks native XDP]
     #[arg(long, value_name = "MODE")]
     xdp: Option<XdpMode>,
-    /// Memory that data of all TCP connections may take, in MiB [default: 3/32 of what there is]
+    /// Memory for the data of all TCP connections, in MiB [default: 3/32 of the memory]
     #[arg(long, value_name = "MIB", value_parser = clap::value_parser!(u64).range(1..=1 << 30))]
     tcp_memory: Option<u64>,
     /// Floating-point multiplications to make for each datagram or request
     #[arg(long, value_name = "N", default_value_t = 0)]
     work: u32,
-    /// Frames that may wait for the service on each queue, 1 to 65536 [default: the stack's]
+    /// Frames that may wait for the service on each queue, 1 to 65536 [default: the
+    /// stack's limit]
     #[arg(long, value_name = "FRAMES", value_parser = clap::value_parser!(u32).range(1..=65_536))]
     limit: Option<u32>,
-    /// A traffic class: its ports and largest Bp (repeat it); the nth comes on the nth queue and is
-    /// polled nth. The device is set by ntuple rules; on a veth, which takes none, the sender's
-    /// transmit queue decides: echo MASK > /sys/class/net/PEER/queues/tx-N/xps_cpus (XPS)
+    /// A traffic class: its ports and largest Bp (may be repeated). The nth class arrives
+    /// on the nth queue and is polled nth. The device is set by ntuple rules. A veth has
+    /// none; its sender's transmit queue decides: echo MASK >
+    /// /sys/class/net/PEER/queues/tx-N/xps_cpus (XPS)
     #[arg(long = "class", value_name = "PORT[,PORT...][:BUDGET]", value_parser = class)]
     classes: Vec<TrafficClass>,
-    /// Leave the card's rules alone: no UDP port that is flooded is given a receive queue of its own
+    /// Do not change the card's rules: a flooded UDP port never gets its own receive
+    /// queue
     #[arg(long)]
     no_steer: bool,
     /// Pin the threads of bsd, early-demux, softirq and soft-lrp to this processor
@@ -133,19 +143,20 @@ pub struct Arguments {
     on: On,
     #[command(flatten)]
     proxy: proxy::Options,
-    /// How http and proxy wait for what happens [default: selector, on linux epoll]
+    /// How http and proxy wait for events [default: selector, on linux epoll]
     #[arg(long, value_enum, value_name = "HOW")]
     events: Option<Events>,
     /// How http and proxy on tidewall find the lowest free descriptor, with --events other than
     /// selector [default: bitmap]
     #[arg(long, value_enum, value_name = "HOW")]
     allocator: Option<Numbers>,
-    /// At the end, say how much processor time http or proxy has spent in waiting calls and in
-    /// those that accept and connect; costs about half a microsecond a call
+    /// At the end, print the CPU time that http or proxy spent in waiting calls and in
+    /// those that accept and connect; costs about half a microsecond per call
     #[arg(long)]
     profile: bool,
-    /// Access log of http and proxy, a line a request in the Common Log Format, appended to this file; - is
-    /// standard output. Lines that it cannot take in time are lost and counted: serving does not wait
+    /// Access log of http and proxy, one line per request in the Common Log Format,
+    /// appended to this file; - is standard output. Lines that it cannot accept in time
+    /// are dropped and counted: serving does not wait
     #[arg(long, value_name = "FILE")]
     log: Option<PathBuf>,
     /// Print a line of statistics every second even when not on a terminal
@@ -154,8 +165,8 @@ pub struct Arguments {
 }
 
 impl Arguments {
-    /// Where to listen. A proxy that goes wherever it is asked to must not be
-    /// everybody's by default.
+    /// Returns the address to listen on. A proxy without a fixed origin must not be open
+    /// to every client by default.
     fn address(&self) -> IpAddr {
         let open = self.service == Service::Proxy && self.proxy.is_open();
         let usual = match open {
@@ -192,7 +203,7 @@ fn architecture(text: &str) -> Result<Architecture, String> {
     })
 }
 
-/// A policy by its name.
+/// Parses a policy's name.
 pub fn policy(text: &str) -> Result<PolicyKind, String> {
     text.parse().map_err(|_| {
         let names: Vec<&str> = PolicyKind::ALL.into_iter().map(PolicyKind::name).collect();
@@ -200,7 +211,7 @@ pub fn policy(text: &str) -> Result<PolicyKind, String> {
     })
 }
 
-/// Bp in its range.
+/// Parses Bp and checks its range.
 pub fn budget(text: &str) -> Result<u32, String> {
     let range = BUDGET_MIN..=BUDGET_MAX;
     text.parse()
@@ -209,7 +220,7 @@ pub fn budget(text: &str) -> Result<u32, String> {
         .ok_or_else(|| format!("a budget is {BUDGET_MIN} to {BUDGET_MAX} frames a round"))
 }
 
-/// T in its range; a bare number is in µs.
+/// Parses T and checks its range; a bare number is in µs.
 pub fn interval(text: &str) -> Result<Duration, String> {
     let interval = units::microseconds(text)?;
     if interval <= INTERVAL_MAX {
@@ -222,7 +233,7 @@ pub fn interval(text: &str) -> Result<Duration, String> {
     }
 }
 
-/// `7`, `7,53` or `9:300`.
+/// Parses `7`, `7,53` or `9:300`.
 fn class(text: &str) -> Result<TrafficClass, String> {
     let (ports, frames) = match text.split_once(':') {
         Some((ports, frames)) => (ports, Some(budget(frames)?)),
@@ -247,7 +258,7 @@ fn class(text: &str) -> Result<TrafficClass, String> {
     Ok(class)
 }
 
-/// Refuses classes that contradict each other or the rest.
+/// Rejects classes that contradict each other or other arguments.
 fn check_classes(arguments: &Arguments) -> Outcome {
     let classes = &arguments.classes;
     if classes.is_empty() {
@@ -279,7 +290,7 @@ fn check_classes(arguments: &Arguments) -> Outcome {
     Ok(())
 }
 
-/// Which class serves the port, in words; nothing where there are none.
+/// Describes the class that serves the port; empty without classes.
 fn class_of(classes: &[TrafficClass], port: u16) -> String {
     match classes.iter().position(|class| class.ports.contains(&port)) {
         Some(number) => format!(
@@ -295,7 +306,7 @@ fn class_of(classes: &[TrafficClass], port: u16) -> String {
 /// Rounds that `--record` keeps.
 const RECORDED: usize = 2000;
 
-/// Refuses what only Tidewall has a use for, when it is to run on Linux sockets.
+/// Rejects options that only Tidewall uses, on Linux sockets.
 fn check(arguments: &Arguments) -> Outcome {
     let given = [
         ("--architecture", arguments.architecture.is_some()),
@@ -332,7 +343,7 @@ fn spin(text: &str) -> Result<Duration, String> {
     }
 }
 
-/// Refuses what only the other services have a use for.
+/// Rejects options that only other services use.
 fn check_service(arguments: &Arguments) -> Outcome {
     let http = arguments.service == Service::Http;
     let proxy = arguments.service == Service::Proxy;
@@ -363,7 +374,7 @@ fn check_service(arguments: &Arguments) -> Outcome {
     }
 }
 
-/// What is served.
+/// The service to run.
 enum Job {
     Datagrams(ServiceSpec),
     Connections(Box<Server>),
@@ -459,11 +470,11 @@ pub fn run(arguments: &Arguments) -> Outcome {
     }
 }
 
-/// Tidewall's stack, on an interface or on what a manager hands over.
+/// Opens Tidewall's stack, on an interface or on queues that a manager hands over.
 fn stack(arguments: &Arguments) -> Result<Stack, Failure> {
     let config = |interface: &str| {
         EmbeddedConfig::new(interface)
-            // None: as many as there are.
+            // None: all queues of the interface.
             .queues(arguments.queues.unwrap_or(0))
             .architecture(arguments.architecture.unwrap_or_default())
             .policy(arguments.policy.unwrap_or_default())
@@ -496,12 +507,12 @@ fn stack(arguments: &Arguments) -> Result<Stack, Failure> {
     }
 }
 
-/// Where something is served, and until when.
+/// The stack of a service, and its end.
 struct Place<'a> {
     arguments: &'a Arguments,
-    /// The stack, in words.
+    /// The stack's description.
     what: String,
-    /// Tidewall's, whose receive control statistics show.
+    /// Tidewall's stack, whose receive control the statistics show.
     stack: Option<Stack>,
     stop: &'a AtomicBool,
 }
@@ -531,7 +542,7 @@ fn datagrams<H: Host>(host: &H, service: &ServiceSpec, place: &Place<'_>) -> Out
     })
 }
 
-/// Says what is served where.
+/// Prints the service and its address.
 fn say_where(service: &str, what: &str) {
     // A closed standard output is no reason not to serve.
     let _ = say_line(&format!(

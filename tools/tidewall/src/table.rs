@@ -2,12 +2,12 @@
 
 use std::fmt::Write;
 
-/// Where a column's text stands.
+/// Alignment of a column's text.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Align {
-    /// Words.
+    /// For words.
     Left,
-    /// Numbers.
+    /// For numbers.
     Right,
 }
 
@@ -20,7 +20,7 @@ pub struct Table {
 }
 
 impl Table {
-    /// A table whose lines begin with `indent` spaces.
+    /// Creates a table whose lines begin with `indent` spaces.
     pub fn new(indent: usize, columns: &[(&str, Align)]) -> Self {
         let columns = columns.iter().copied();
         Table {
@@ -32,7 +32,8 @@ impl Table {
         }
     }
 
-    /// As [`Table::new`], of names between bars; one that begins with `>` is of numbers.
+    /// Acts as [`Table::new`], with names between bars; a name with `>` in front is a
+    /// column of numbers.
     pub fn of(indent: usize, columns: &str) -> Self {
         let aligned = columns.split('|').map(|name| match name.strip_prefix('>') {
             Some(name) => (name, Align::Right),
@@ -41,12 +42,12 @@ impl Table {
         Table::new(indent, &aligned.collect::<Vec<_>>())
     }
 
-    /// Adds a row; cells that are missing are empty, cells too many are left out.
+    /// Adds a row; missing cells are empty, and surplus cells are left out.
     pub fn row<const N: usize>(&mut self, cells: [String; N]) {
         self.rows.push(cells.into());
     }
 
-    /// The text, every line ended.
+    /// Returns the text; every line is ended.
     pub fn text(&self) -> String {
         let empty = String::new();
         let header: Vec<String> = self.columns.iter().map(|(name, _)| name.clone()).collect();

@@ -6,7 +6,7 @@ use serde::de::DeserializeOwned;
 
 use crate::units::with_form;
 
-/// Where in a text something is wrong, and what.
+/// The position of a mistake in a text, and its description.
 pub type Wrong = (usize, String);
 
 /// Why a file cannot be used.
@@ -18,7 +18,7 @@ pub enum Error {
         path: PathBuf,
         error: std::io::Error,
     },
-    /// What a line says is wrong.
+    /// A line has a mistake.
     #[error("{}:{line}: {what}", path.display())]
     Line {
         path: PathBuf,
@@ -27,7 +27,7 @@ pub enum Error {
     },
 }
 
-/// Reads a file as `parse` does its text.
+/// Reads a file and parses its text with `parse`.
 pub fn read<T>(path: &Path, parse: impl FnOnce(&str) -> Result<T, Wrong>) -> Result<T, Error> {
     let path = path.to_owned();
     let text = match std::fs::read_to_string(&path) {
@@ -41,7 +41,7 @@ pub fn read<T>(path: &Path, parse: impl FnOnce(&str) -> Result<T, Wrong>) -> Res
     })
 }
 
-/// What a text has in its tables.
+/// Deserializes a text.
 pub fn from_str<T: DeserializeOwned>(text: &str) -> Result<T, Wrong> {
     toml::from_str(text).map_err(|error| {
         let place = error.span().map_or(0, |span| span.start);
@@ -49,7 +49,7 @@ pub fn from_str<T: DeserializeOwned>(text: &str) -> Result<T, Wrong> {
     })
 }
 
-/// The number of the line that a place is in.
+/// Returns the number of the line at a position.
 fn line(text: &str, place: usize) -> usize {
     let before = text.bytes().take(place);
     before.filter(|&byte| byte == b'\n').count() + 1

@@ -1,5 +1,5 @@
-//! `tidewall tune`: what receiving costs on this machine, and the budget and
-//! interrupt interval that suit it; and setting those of a live stack ([`live`]).
+//! `tidewall tune` measures the cost of receiving on this machine, and the budget and
+//! interrupt interval that suit it; or sets those of a live stack ([`live`]).
 
 mod live;
 
@@ -17,23 +17,24 @@ use crate::end::{Failure, Outcome, say};
 use crate::table::{Table, wrap};
 use crate::units::{self, Rate, nanoseconds, per_second};
 
-/// Losses that no setting of receive control mends.
+/// Losses that no setting of receive control prevents.
 const QUEUE: &str = "A veth's ring has 256 places: what its peer sends without a queueing discipline while they are \
                      full is lost, whatever Bp and T are. At the peer: tc qdisc replace dev PEER root pfifo \
                      limit 1000 (Linux 6.16 and later). `tidewall doctor --interface IF` says whether it has one.";
 
-/// Measure what receiving costs on this machine, and predict the best Bp and T; or set a live stack's.
+/// Measure the cost of receiving on this machine, and predict the best Bp and T; or set
+/// those of a live stack.
 ///
-/// Bp is how many frames a round takes from the device, T how far apart the
-/// device's interrupts are. A UDP service that discards is loaded over a veth
-/// pair in network namespaces of its own (tw-…), which are removed whatever
-/// happens; no other interface is touched. From the processor time of its
-/// threads come the costs of a frame, a switch and an interrupt, and from those
-/// the model of RHIP (Chang & Muppala, 2007, section III) predicts the rest.
+/// Bp is the number of frames that a round takes from the device, T the time between the
+/// device's interrupts. A UDP service that discards is loaded over a veth pair in its own
+/// network namespaces (tw-…), which are removed whatever happens; no other interface is
+/// touched. The CPU time of its threads yields the costs of a frame, a switch and an
+/// interrupt. From those, the model of RHIP (Chang & Muppala, 2007, section III) predicts
+/// the rest.
 ///
-/// With a process nothing is measured: its stack goes on under another policy, Bp and T,
-/// also as an application of a manager (tidewalld). That needs no privilege for a process
-/// of one's own.
+/// With a process, nothing is measured: its stack continues under another policy, Bp and
+/// T, also as an application of a manager (tidewalld). That needs no privilege for one's
+/// own process.
 #[derive(clap::Args)]
 #[command(
     after_help = "Examples:\n  tidewall tune                                  a service of 200 multiplications a packet\n  \
@@ -58,7 +59,8 @@ pub struct Arguments {
     /// Bytes of UDP payload of each packet
     #[arg(long, value_name = "BYTES", default_value_t = 14)]
     payload: u16,
-    /// Packets a second to tune for (300000, 300k, 1.2M), or max for all that the sender can
+    /// Packets per second to tune for (300000, 300k, 1.2M), or max for all that the
+    /// sender can send
     #[arg(long, value_name = "PPS", default_value = "max", value_parser = units::rate)]
     rate: Rate,
     /// Seconds of load, 3 to 60, over all settings; starting them takes as long again
@@ -80,7 +82,7 @@ pub fn run(arguments: &Arguments) -> Outcome {
         rate: arguments.rate.0,
         seconds: arguments.seconds,
     };
-    // A file that cannot be written is known before anything is measured.
+    // Whether a file can be written is known before anything is measured.
     options
         .check()
         .map_err(|error| Failure::usage(error.to_string()))?;
@@ -107,7 +109,7 @@ fn writable(path: &Path) -> Outcome {
         .map_err(|error| Failure::io(&format!("writing {}", path.display()), &error))
 }
 
-/// An error with its causes on one line, and the exit code for it.
+/// Joins an error and its causes on one line, with its exit code.
 fn failure(error: &anyhow::Error) -> Failure {
     let code = if error.is::<OutOfRange>() || error.is::<Missing>() {
         2

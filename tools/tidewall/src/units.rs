@@ -4,24 +4,24 @@ use std::net::AddrParseError;
 use std::str::FromStr;
 use std::time::Duration;
 
-/// Reads a duration: `10s`, `1.5s`, `200ms`, `20us`, `20µs`, `2m`, `1h`. A bare
-/// number is in seconds.
+/// Parses a duration: `10s`, `1.5s`, `200ms`, `20us`, `20µs`, `2m`, `1h`. A bare number
+/// is in seconds.
 pub fn duration(text: &str) -> Result<Duration, String> {
     in_units(text, 1.0)
 }
 
-/// As [`duration`], a bare number being in microseconds.
+/// Acts as [`duration`], but a bare number is in microseconds.
 pub fn microseconds(text: &str) -> Result<Duration, String> {
     in_units(text, 1e-6)
 }
 
-/// Reads an address, with a port where the type has one.
+/// Parses an address, with a port if the type has one.
 pub fn address<T: FromStr<Err = AddrParseError>>(text: &str) -> Result<T, String> {
     text.parse()
         .map_err(|error: AddrParseError| with_form(&error.to_string()))
 }
 
-/// The standard library's error for an address, with the form that is wanted.
+/// Returns the standard library's error for an address, with the expected form.
 pub fn with_form(message: &str) -> String {
     let form = match message {
         message if message.contains("invalid socket address syntax") => {
@@ -60,11 +60,11 @@ fn in_units(text: &str, bare: f64) -> Result<Duration, String> {
     Duration::try_from_secs_f64(number * unit).map_err(|_| "a duration out of range".to_owned())
 }
 
-/// A rate in packets a second; `None` is as fast as it goes.
+/// A rate in packets per second; `None` is as fast as possible.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Rate(pub Option<u64>);
 
-/// Reads a rate: `300000`, `300,000`, `300k`, `1.2M`, or `max`.
+/// Parses a rate: `300000`, `300,000`, `300k`, `1.2M`, or `max`.
 pub fn rate(text: &str) -> Result<Rate, String> {
     if text.eq_ignore_ascii_case("max") {
         return Ok(Rate(None));
@@ -88,7 +88,7 @@ pub fn rate(text: &str) -> Result<Rate, String> {
     }
 }
 
-/// 1234567 as `1,234,567`.
+/// Formats 1234567 as `1,234,567`.
 pub fn count(number: u64) -> String {
     let digits = number.to_string();
     let mut text = String::with_capacity(digits.len() + digits.len() / 3);
@@ -101,7 +101,7 @@ pub fn count(number: u64) -> String {
     text
 }
 
-/// A rate a second: whole from 10 on, one decimal below, `-` for zero.
+/// Formats a rate per second: whole from 10 on, one decimal below, `-` for zero.
 pub fn per_second(rate: f64) -> String {
     if !rate.is_finite() || rate <= 0.0 {
         "-".to_owned()
@@ -112,7 +112,7 @@ pub fn per_second(rate: f64) -> String {
     }
 }
 
-/// Nanoseconds in the unit that suits.
+/// Formats nanoseconds in a suitable unit.
 pub fn nanoseconds(time: f64) -> String {
     match time {
         t if t < 1e3 => format!("{t:.0} ns"),
@@ -122,8 +122,8 @@ pub fn nanoseconds(time: f64) -> String {
     }
 }
 
-/// Nanoseconds in the unit that suits, without needless decimals: `0`, `1.5 µs`,
-/// `50 µs`, `1 ms`.
+/// Formats nanoseconds in a suitable unit, without needless decimals: `0`, `1.5 µs`, `50
+/// µs`, `1 ms`.
 pub fn trimmed(time: u64) -> String {
     let (unit, name) = match time {
         0 => return "0".to_owned(),
@@ -136,7 +136,7 @@ pub fn trimmed(time: u64) -> String {
     format!("{} {name}", number.trim_end_matches(".0"))
 }
 
-/// Bytes in the unit that suits: `512 B`, `1.5 MiB`.
+/// Formats bytes in a suitable unit: `512 B`, `1.5 MiB`.
 pub fn bytes(number: u64) -> String {
     let (unit, name) = match number {
         0..0x400 => return format!("{number} B"),
@@ -147,7 +147,7 @@ pub fn bytes(number: u64) -> String {
     format!("{:.1} {name}", number as f64 / f64::from(1u32 << unit))
 }
 
-/// A duration in the unit that suits a life time.
+/// Formats a lifetime in a suitable unit.
 pub fn age(time: Duration) -> String {
     let seconds = time.as_secs();
     match seconds {

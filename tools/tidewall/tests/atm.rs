@@ -56,7 +56,7 @@ fn payloads_and_cells_go_from_namespace_to_namespace() {
          9180 bytes: 000102030405060708090a0b0c0d0e0f…\n\
          9180 bytes: 0102030405060708090a0b0c0d0e0f10…\n"
     );
-    // Nobody receives any more.
+    // The receiver has gone.
     let pinged = from("ping", &["--count", "1", "--timeout", "0.1s"]);
     assert_eq!(pinged.status.code(), Some(1));
     let said = text(&pinged.stderr);

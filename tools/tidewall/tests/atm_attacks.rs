@@ -1,5 +1,5 @@
-//! A neighbour of a switch of cells that does what it should not, beside circuits and calls
-//! of others. Needs root; skipped without.
+//! A misbehaving neighbour of a cell switch, beside circuits and calls of others. Needs
+//! root; skipped without.
 
 mod common;
 
@@ -20,9 +20,9 @@ use tidewall_wire::atm::q2931::{
 };
 use tidewall_wire::atm::{CELL_PAYLOAD_LEN, Circuit, Nsap, aal5};
 
-/// For how long the neighbour goes on: several times what SSCOP's timers take.
+/// Duration of the attack: several times SSCOP's timers.
 const ATTACK: Duration = Duration::from_secs(8);
-/// Calls of the neighbour's port that the switch takes at a time.
+/// Concurrent calls of the neighbour's port that the switch accepts.
 const CALLS: usize = 40;
 
 /// A host's number.
@@ -47,7 +47,7 @@ impl Neighbour {
         self.random >> 33
     }
 
-    /// A part of a PDU on a circuit.
+    /// Sends a part of a PDU on a circuit.
     fn part(&mut self, circuit: Circuit, cells: &[u8], last: bool) {
         let mut frame = vec![0; HEADER_LEN + cells.len()];
         let header = FrameHeader {
@@ -69,11 +69,11 @@ impl Neighbour {
         let reference = CallReference::new(reference, to_origin).unwrap();
         let mut bytes = [0; MESSAGE_MAX];
         let length = said.emit(reference, kind, &mut bytes).unwrap();
-        // Full, it is one of the many that wait.
+        // If the ring is full, it is one of many that wait.
         let _ = self.link.send(&bytes[..length]);
     }
 
-    /// Takes what came, and sends what the link has.
+    /// Receives frames, and sends the link's output.
     fn turn(&mut self) {
         let Neighbour {
             forwarder,
@@ -102,7 +102,7 @@ impl Neighbour {
         self.forwarder.output().flush();
     }
 
-    /// One of each of what is not allowed.
+    /// Sends one of each forbidden message.
     fn attack(&mut self, step: u32) {
         let setup = Elements {
             traffic: Some(TrafficDescriptor::best_effort()),
@@ -117,7 +117,7 @@ impl Neighbour {
             call_state: Some(11),
             ..Elements::default()
         };
-        // Set-ups, one of them again and again, and calls of others' references released.
+        // Set-ups, one of them repeatedly, and releases of other hosts' call references.
         self.say(step + 10, false, MessageType::Setup, &setup);
         self.say(1, false, MessageType::Setup, &setup);
         let other = self.next() as u32 % 50 + 1;
@@ -135,7 +135,7 @@ impl Neighbour {
         self.part(Circuit::SIGNALLING, &cells, false);
         let vci = self.next() as u16 % 1000 + 10_000;
         self.part(Circuit { vpi: 0, vci }, &cells, true);
-        // What SSCOP does not expect: any type, with numbers from everywhere.
+        // PDUs that SSCOP does not expect: any type, with arbitrary numbers.
         let length = [4, 8, 12, 40][self.next() as usize % 4];
         let mut bytes: Vec<u8> = (0..length).map(|_| self.next() as u8).collect();
         let kind = 4 + self.next() as u8 % 12;
@@ -172,7 +172,7 @@ fn end_neighbour() {
     println!("{step} steps");
 }
 
-/// What a host does by calls.
+/// Returns a host's command with calls.
 fn call(star: &Star, what: &str, host: usize, more: &[&str]) -> Command {
     let (hop, number) = (format!("10.99.{host}.1"), nsap(host));
     let end = ["atm", what, "--interface", "out", "--next-hop", &hop];
@@ -180,9 +180,9 @@ fn call(star: &Star, what: &str, host: usize, more: &[&str]) -> Command {
     Bed::command(&star.ends[host], &all)
 }
 
-/// Forged releases, replayed and flooding set-ups, a signalling link that is abused, PDUs that
-/// never end and cells of no circuit: a circuit beside it loses nothing, calls beside it are
-/// set up, and what the neighbour may have is bounded and counted.
+/// Forged releases, replayed and flooding set-ups, an abused signalling link, PDUs that
+/// never end and cells of no circuit. A circuit beside it loses nothing, and calls beside
+/// it are set up. The neighbour's resources are bounded and counted.
 #[test]
 fn a_bad_neighbour_of_the_switch_harms_nobody_else() {
     let test = "a_bad_neighbour_of_the_switch_harms_nobody_else";
@@ -222,7 +222,7 @@ calls = {calls}
     let neighbour = Bed::other(&star.ends[2], program.to_str().unwrap(), &arguments);
     let mut neighbour = Service::start(neighbour);
     neighbour.line_with("attacks");
-    // Others call beside it, and of the neighbour there is no more than may be.
+    // Others call beside it, and the neighbour does not exceed its limits.
     let began = Instant::now();
     let mut called = 0;
     while began.elapsed() < ATTACK * 3 / 4 {

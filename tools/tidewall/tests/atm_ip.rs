@@ -13,7 +13,7 @@ use common::bed::Bed;
 use common::star::Star;
 use common::{Service, content, fails, text, tidewall};
 
-/// Bytes that go over a connection.
+/// Bytes sent over a connection.
 const BYTES: usize = 4 << 20;
 
 /// The command in a namespace.
@@ -95,8 +95,9 @@ fn gone(namespace: &str, name: &str) {
     }
 }
 
-/// Three hosts whose circuits are set up by calls: the first is the ATMARP server, the others
-/// register there, find each other's numbers, and call; idle circuits are released.
+/// Three hosts whose circuits are set up by calls. The first is the ATMARP server. The
+/// others register there, find each other's numbers, and call. Idle circuits are
+/// released.
 #[test]
 fn hosts_call_each_other_by_an_atmarp_server() {
     let test = "hosts_call_each_other_by_an_atmarp_server";
@@ -140,7 +141,7 @@ numbers = ['47.0005.{host:02x}']
     let mut nobody = Bed::other(near, "ping", &["-c", "1", "-W", "1", "10.9.0.77"]);
     let nobody = text(&nobody.output().unwrap().stdout);
     assert!(nobody.contains(" 0 received"), "{nobody}");
-    // Of three circuits the one between the clients is idle, and goes.
+    // One of the three circuits is idle, the one between the clients, and disappears.
     let began = Instant::now();
     loop {
         let shown = tidewall(&["atm", "show", &switch.id(), "--json"]);
@@ -239,7 +240,7 @@ ends = ['tw-in0/0.100', 'tw-in1/0.200']
     transfer(near, far);
     let totals = left.end();
     assert!(totals.contains("packets sent "), "{totals}");
-    // The kernel looks for routers of IPv6, too; nothing else was wrong.
+    // The kernel looks for IPv6 routers, too; nothing else was wrong.
     for cause in ["no-circuit", "malformed", "refused"] {
         assert!(!totals.contains(&format!("dropped-{cause}")), "{totals}");
     }
@@ -253,7 +254,7 @@ ends = ['tw-in0/0.100', 'tw-in1/0.200']
     assert!(!totals.contains("dropped-no-circuit"), "{totals}");
 }
 
-/// PDUs of seven frames, and neighbours that were said.
+/// PDUs of seven frames, and configured neighbours.
 #[test]
 fn packets_of_9180_bytes_go_in_several_frames() {
     let test = "packets_of_9180_bytes_go_in_several_frames";
@@ -282,7 +283,7 @@ fn packets_of_9180_bytes_go_in_several_frames() {
     let said = ping(&bed.client, &["-M", "do", "-s", "9152", "10.9.0.2"]);
     assert!(said.contains("3 received"), "{said}");
     transfer(&bed.client, &bed.server);
-    // Nobody has that address.
+    // That address does not exist.
     let nobody = Bed::other(&bed.client, "ping", &["-c", "1", "-W", "1", "10.9.0.77"]);
     let mut nobody = nobody;
     assert!(!nobody.output().unwrap().status.success());
@@ -291,7 +292,8 @@ fn packets_of_9180_bytes_go_in_several_frames() {
     right.end();
 }
 
-/// What answers ARP late gets the packets all the same, as behind the kernel's own IP.
+/// A host that answers ARP late still receives the packets, as behind the kernel's own
+/// IP.
 #[test]
 fn packets_wait_until_the_next_hop_answers() {
     let test = "packets_wait_until_the_next_hop_answers";

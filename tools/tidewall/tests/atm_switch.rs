@@ -14,9 +14,9 @@ use common::star::{Star, shell};
 use common::{Place, Service, fails, program, signal, text, tidewall};
 use serde_json::Value;
 
-/// How long anything is waited for.
+/// Longest wait for anything.
 const LIMIT: Duration = Duration::from_secs(20);
-/// How long a link takes to find out that its other end is no more, and its calls to end.
+/// Time until a link notices that its other end is gone, and its calls end.
 const LONG: Duration = Duration::from_secs(60);
 
 const FRAME: &str = "[[port]]
@@ -31,7 +31,7 @@ fn circuit(ends: [&str; 2]) -> String {
     format!("[[circuit]]\nends = {ends:?}\n")
 }
 
-/// An end's circuit by its interface `out`, and what more is wanted of it.
+/// Returns a command with an end's circuit on its interface `out`, and further arguments.
 fn atm(namespace: &str, what: &str, hop: (&str, &str), circuit: &str, more: &[&str]) -> Command {
     let (interface, next_hop) = hop;
     let end = [
@@ -54,14 +54,14 @@ fn switch(namespace: &str, file: &str) -> Service {
     service
 }
 
-/// The lines that a command prints.
+/// Returns the lines that a command prints.
 fn said(mut command: Command) -> String {
     let output = command.output().unwrap();
     assert!(output.status.success(), "{output:?}");
     text(&output.stdout)
 }
 
-/// A counter of the switch's, as `tidewall stat` has it.
+/// Returns a counter of the switch, from `tidewall stat`.
 fn counter(process: &str, name: &str) -> u64 {
     let output = tidewall(&["stat", process, "--json"]);
     let look: Value = serde_json::from_slice(&output.stdout).unwrap();
@@ -97,11 +97,11 @@ fn pdus_go_through_the_switch_with_another_label() {
     let ping = ["--count", "2", "--interval", "0.1s", "--timeout", "10s"];
     let pinged = said(atm(&star.ends[0], "ping", near, "0.100", &ping));
     assert!(pinged.ends_with("2 cells sent, 2 answered\n"), "{pinged}");
-    // Circuits that lead nowhere are the kernel's, which the driver program counts.
+    // The kernel gets circuits that lead nowhere, which the driver program counts.
     said(atm(&star.ends[0], "send", near, "0.102", &["--count", "3"]));
     let unknown = tidewall(&["stat", &service.id(), "--json"]);
     assert!(text(&unknown.stdout).contains("no-circuit"), "{unknown:?}");
-    // Another circuit comes, and one that carried nothing goes.
+    // Another circuit is added, and an unused one is removed.
     let other =
         circuit(["tw-in0/0.100", "tw-in1/3.200"]) + &circuit(["tw-in0/0.102", "tw-in1/3.101"]);
     fs::write(&file, format!("{FRAME}{other}")).unwrap();
@@ -129,7 +129,7 @@ fn pdus_go_through_the_switch_with_another_label() {
     assert!(totals.contains("cells-in-place "), "{totals}");
     assert!(totals.contains("cells-not-user 4\n"), "{totals}");
     assert!(!totals.contains("dropped"), "{totals}");
-    // Everything is as it was: the program is gone from the interface.
+    // Everything is restored: the program is gone from the interface.
     let links = Bed::output(&star.switch, "ip", &["-d", "link", "show", "tw-in0"]).unwrap();
     assert!(!text(&links).contains("xdp"), "{}", text(&links));
 }
@@ -139,7 +139,7 @@ fn nsap(host: usize, selector: u8) -> String {
     format!("47000500{host:02x}{:028x}{selector:02x}", 0)
 }
 
-/// A switch whose ports signal, and lead by [`nsap`].
+/// Returns the file of a switch whose ports signal, and lead by [`nsap`].
 fn signalling(ports: usize) -> String {
     let port = |port| {
         format!(
@@ -154,7 +154,7 @@ numbers = ['47.0005.00.{port:02x}']
     (0..ports).map(port).collect()
 }
 
-/// What a host does by calls: its command, its place in the star, its selector, more.
+/// Returns a host's command with calls: its index in the star, its selector, more.
 fn call(star: &Star, what: &str, host: usize, more: &[&str]) -> Command {
     let (hop, number) = (format!("10.99.{host}.1"), nsap(host, 0));
     let end = [
@@ -170,12 +170,12 @@ fn call(star: &Star, what: &str, host: usize, more: &[&str]) -> Command {
     Bed::command(&star.ends[host], &[&end[..], more].concat())
 }
 
-/// What a command of an operator says.
+/// Returns the output of an operator's command.
 fn operator(what: &[&str]) -> String {
     said(program(&[&["atm"], what].concat()))
 }
 
-/// Waits until there is something.
+/// Waits until there is a result.
 fn wait_for<V>(what: &str, mut look: impl FnMut() -> Option<V>) -> V {
     let began = Instant::now();
     loop {
@@ -227,7 +227,8 @@ fn calls_are_led_by_their_numbers() {
         .concat(),
     ));
     assert!(pinged.ends_with("2 cells sent, 2 answered\n"), "{pinged}");
-    // Nobody has the first number, the second leads nowhere, and nobody listens at the third.
+    // The first number does not exist, the second leads nowhere, and the third has no
+    // listener.
     for (number, why) in [
         (nsap(9, 0), "causes 3, 45, 47"),
         (nsap(1, 9), "nobody there takes the call"),
@@ -236,7 +237,7 @@ fn calls_are_led_by_their_numbers() {
         assert_eq!(output.status.code(), Some(1), "{output:?}");
         assert!(text(&output.stderr).contains(why), "{output:?}");
     }
-    // What an operator sees of it, and adds.
+    // The operator's view of it, and additions.
     let slow = ["--count", "100", "--interval", "0.2s"];
     let mut held = call(&star, "send", 0, &[&to[..], &slow].concat());
     let mut held = held.stdout(Stdio::null()).spawn().unwrap();
@@ -273,7 +274,7 @@ fn calls_are_led_by_their_numbers() {
     assert_eq!(listed.matches("permanent").count(), 4, "{listed}");
     let removed = operator(&["pvc", "remove", &process, "tw-in2/0.50"]);
     assert_eq!(removed, "2 directions removed\n");
-    // Killed, it says nothing any more; the switch finds that out, and nothing is left.
+    // A killed end is silent; the switch notices that, and nothing is left.
     held.kill().unwrap();
     held.wait().unwrap();
     wait_for("the end of the call", || {
@@ -304,7 +305,7 @@ fn follow(process: &str, file: &str) -> Child {
     command.spawn().unwrap()
 }
 
-/// What tshark says of a capture.
+/// Returns tshark's decoding of a capture.
 fn tshark(file: &str, decode: &str) -> String {
     let mut command = Command::new("tshark");
     command.args(["-n", "-V", "-d", decode, "-r", file]);
@@ -321,7 +322,7 @@ fn join(second: &str, receiver: &str) {
     .unwrap();
 }
 
-/// Over two switches, cells between them, of which one is a user of the other.
+/// Over two switches, with cells between them; one is on the user side of the other.
 #[test]
 fn calls_go_over_two_switches() {
     let test = "calls_go_over_two_switches";
@@ -364,7 +365,7 @@ numbers = ['47.0005.00.09']
         let more = ["--to", &number, "--size", size, "--count", "3"];
         said(call(&star, "send", 0, &more));
     }
-    // One that the second switch leads nowhere.
+    // A number that the second switch leads nowhere.
     let output = call(&star, "send", 0, &["--to", &nsap(8, 0)]).output();
     assert_eq!(output.unwrap().status.code(), Some(1));
     let heard = receive.end();
@@ -422,7 +423,7 @@ next-hop = '10.99.9.2'
         .zip(&captures)
         .map(|(process, file)| follow(process, file))
         .collect();
-    // All the time that they look.
+    // As long as they are observed.
     let slow = ["--size", "100", "--count", "60", "--interval", "0.1s"];
     said(atm(sender, "send", here, "0.100", &slow));
     for mut child in following {
@@ -442,7 +443,7 @@ next-hop = '10.99.9.2'
         rest.iter().all(|line| line.starts_with("9180 bytes: ")),
         "{totals}"
     );
-    // A circuit of the first switch alone: its cells lead nowhere at the second.
+    // A circuit of the first switch only: its cells lead nowhere at the second.
     let more = FRAME.to_owned()
         + "mode = 'cell'\nlabel = 77\n"
         + &circuit(["tw-in0/0.100", "tw-in1/300.7"])

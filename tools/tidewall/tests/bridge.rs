@@ -20,7 +20,7 @@ use tidewall_wire::resp;
 /// Nothing here takes so long.
 const TIMEOUT: Duration = Duration::from_secs(20);
 
-/// A bridge, and where it listens.
+/// Starts a bridge; returns it and its address.
 fn bridge(side: &str, to: &str, more: &[&str]) -> (Service, SocketAddr) {
     let arguments = [
         &["acp-bridge", side, "--listen", "127.0.0.1:0", "--to", to],
@@ -32,7 +32,8 @@ fn bridge(side: &str, to: &str, more: &[&str]) -> (Service, SocketAddr) {
     (service, address)
 }
 
-/// A client bridge before a member bridge before this: what to connect to.
+/// Puts a client bridge and a member bridge in front of this; returns the client's
+/// connection.
 fn bridges(to: &str, more: &[&str]) -> ([Service; 2], TcpStream) {
     let (member, address) = bridge("member", to, more);
     let (client, address) = bridge("client", &address.to_string(), more);
@@ -112,7 +113,7 @@ fn expect(stream: &mut TcpStream, reply: &[u8]) {
 fn commands_go_through_both_bridges_and_replies_come_back_in_order() {
     let ([member, client], mut stream) = bridges(&tcp_server(), &["--segment", "1000"]);
     let asked = "MSET a 1 b 2 c 3\r\nMGET c x a\r\nPING\r\nDEL a b a\r\nMULTI\r\nGET c\r\n";
-    // A byte at a time, so that everything is cut everywhere.
+    // One byte at a time, so that everything is split everywhere.
     for byte in asked.bytes() {
         stream.write_all(&[byte]).unwrap();
     }
@@ -125,7 +126,8 @@ fn commands_go_through_both_bridges_and_replies_come_back_in_order() {
     // More commands at once than may be unanswered.
     stream.write_all(&b"GET c\r\n".repeat(10_000)).unwrap();
     expect(&mut stream, &b"$1\r\n3\r\n".repeat(10_000));
-    // Values longer than a frame, and than what is kept at a time, while nobody reads.
+    // Values longer than a frame, and than the bytes kept at a time, while nothing is
+    // read.
     let value = common::content(300_000);
     let head = format!("*3\r\n$3\r\nSET\r\n$1\r\nv\r\n${}\r\n", value.len());
     let set = [head.as_bytes(), &value, b"\r\n"].concat();
@@ -138,7 +140,7 @@ fn commands_go_through_both_bridges_and_replies_come_back_in_order() {
         output.shutdown(std::net::Shutdown::Write).unwrap();
     });
     writing.join().unwrap();
-    // Time for replies to fill whatever is on their way.
+    // Time for replies to fill all buffers on their way.
     thread::sleep(Duration::from_millis(500));
     expect(&mut stream, b"+OK\r\n");
     let reply = [b"$300000\r\n", &value[..], b"\r\n"].concat();
@@ -187,7 +189,7 @@ fn messages_behind_their_length_go_through_both_bridges() {
         while stream.read_exact(&mut length).is_ok() {
             let mut message = vec![0; u32::from_be_bytes(length) as usize];
             stream.read_exact(&mut message).unwrap();
-            // Each comes back ten times as long.
+            // Each returns ten times as long.
             let answer = message.repeat(10);
             stream
                 .write_all(&(answer.len() as u32).to_be_bytes())
@@ -207,7 +209,7 @@ fn messages_behind_their_length_go_through_both_bridges() {
             &[&(10 * length).to_be_bytes()[..], &answer].concat(),
         );
     }
-    // What fits no frame ends the connection.
+    // A message that fits into no frame ends the connection.
     stream.write_all(&2000_u32.to_be_bytes()).unwrap();
     stream.write_all(&[0; 2000]).unwrap();
     assert_eq!(stream.read(&mut [0]).unwrap_or(0), 0);
@@ -275,7 +277,7 @@ impl Ensemble {
                 line.as_ref().is_ok_and(|it| it.contains("ready to accept"))
             };
             assert!(lines.any(|line| ready(&line)), "redis-server did not begin");
-            // What else it says is read, or it would wait.
+            // Its further output must be read, or it would block.
             thread::spawn(move || lines.for_each(drop));
             redis
         });
@@ -286,7 +288,7 @@ impl Ensemble {
         })
     }
 
-    /// What a program in the client's namespace says.
+    /// Returns the output of a program in the client's namespace.
     fn client(&self, name: &str, arguments: &[&str]) -> String {
         let limited = [&["30", name], arguments].concat();
         let output = Bed::other(&self.star.ends[0], "timeout", &limited)
@@ -369,7 +371,7 @@ fn redis_over_four_members_looks_like_one() {
         );
     }
     assert!(!said.contains("Error"), "{said}");
-    // redis-benchmark may leave with replies outstanding, which counts as broken off.
+    // redis-benchmark may exit with outstanding replies, which counts as broken off.
     client.end();
     let totals = switch.end();
     assert!(totals.contains("frames_in "), "{totals}");

@@ -11,7 +11,7 @@ use common::host::{Host, library};
 use common::preloaded::Preloaded;
 use common::text;
 
-/// The same with what Python has for children.
+/// The same with Python's kinds of children.
 const PYTHON: &str = r#"
 import os, socket, subprocess, threading
 listener = socket.socket()
@@ -56,7 +56,8 @@ for name, way in ways.items():
 control.close()
 "#;
 
-/// Has its messages echoed until the server has said all by the other connection.
+/// Has its messages echoed until the server has sent its whole report on the other
+/// connection.
 const CLIENT: &str = "import select, socket, time
 data, control = (socket.create_connection(('10.99.0.2', 8150), 10) for _ in range(2))
 echoed, said, slowest = 0, b'', 0
@@ -81,7 +82,7 @@ assert data.recv(1) == b''
 assert echoed > 100, echoed
 print(said.decode(), end='')";
 
-/// Has a program serve the client; what it has said.
+/// Makes a program serve the client; returns its report.
 fn said(test: &str, name: &str, program: &[&str], lines: &str) -> Option<String> {
     let host = Host::or_skip(test, name)?;
     let server = Preloaded::start(host, program);
@@ -113,7 +114,7 @@ fn children_leave_connections_alone() {
     }
 }
 
-/// A lock that another thread has at that moment is not the child's for ever.
+/// A lock held by another thread at that moment does not stay locked in the child.
 #[test]
 fn children_find_no_lock_held() {
     let test = "children_find_no_lock_held";
@@ -130,7 +131,8 @@ fn children_find_no_lock_held() {
     let output = run.stdin(Stdio::null()).output().unwrap();
     let errors = text(&output.stderr);
     assert_eq!(text(&output.stdout), "0 wrong\n", "{errors}");
-    // Its hundreds of sockets stay with the kernel for one reason, which each process names once.
+    // Its hundreds of sockets stay with the kernel for one reason, which each process
+    // reports once.
     assert!(errors.lines().count() <= 64, "{errors}");
 }
 

@@ -1,5 +1,5 @@
-//! The program as a user meets it: help worth reading, mistakes answered by
-//! exit code 2 and a line that helps, never a backtrace.
+//! The program from a user's point of view: useful help, mistakes answered by exit code 2
+//! and a helpful line, never a backtrace.
 
 mod common;
 
@@ -370,7 +370,7 @@ fn receive_control_is_in_the_help() {
 
 #[test]
 fn a_stack_that_is_not_live_is_said_to_be_so() {
-    // No process has this number: it is above every pid_max.
+    // No process has this id: it is above every pid_max.
     for arguments in [
         &["stat", "4194999"][..],
         &["stat", "--watch", "4194999"],

@@ -10,12 +10,12 @@ use common::Place;
 use common::host::{Host, library};
 use common::preloaded::Preloaded;
 
-/// What a filter does: to the calls that are named, and to all others.
+/// The action of a filter: for the named calls, and for all others.
 const ALLOWS: [&str; 2] = ["SECCOMP_RET_ALLOW", "SECCOMP_RET_KILL_PROCESS"];
 const KILLS: [&str; 2] = ["SECCOMP_RET_KILL_PROCESS", "SECCOMP_RET_ALLOW"];
 const FAILS: [&str; 2] = ["SECCOMP_RET_ERRNO | 1", "SECCOMP_RET_ALLOW"];
 
-/// Reads what the server says of itself, has 100,000 bytes and three datagrams echoed.
+/// Reads the server's report on itself, and has 100,000 bytes and three datagrams echoed.
 const CLIENT: &str = "import socket
 peer = socket.create_connection(('10.99.0.2', 8140), 10)
 said = b''
@@ -62,9 +62,9 @@ impl Confined {
         }
     }
 
-    /// Runs it, and has two clients served, one after the other. What installing the filter
-    /// gave, as `RESULT ERRNO`; whether the listener is the stack's; and of the report each
-    /// line's verdict, what and why.
+    /// Runs it, and has two clients served, one after the other. Returns the result of
+    /// installing the filter, as `RESULT ERRNO`; whether the listener is the stack's; and
+    /// each line's verdict, kind and reason from the report.
     fn serve(&self, test: &str) -> Option<(String, bool, Vec<[String; 3]>)> {
         if !tidewall_skip::has_programs(test, &["cc", "python3"]) {
             return None;
@@ -92,7 +92,7 @@ impl Confined {
             _ => words.to_vec(),
         };
         let server = Preloaded::start(host, &words);
-        // Before that connections are the kernel's.
+        // Earlier connections are the kernel's.
         let decided = |[verdict, what, _, _]: &[String; 4]| {
             matches!(&**verdict, "kernel" | "no-stack")
                 || verdict == "promoted" && what == "datagrams"
@@ -111,8 +111,8 @@ impl Confined {
     }
 }
 
-/// Checks each case: what it is, what installing gives, whether the stack has the sockets, and
-/// what the report says beside `stack` and `promoted`.
+/// Checks each case: its program, the result of installing, whether the stack has the
+/// sockets, and the report's lines beside `stack` and `promoted`.
 fn check(test: &str, cases: &[(Confined, &str, bool, &[[&str; 3]])]) {
     for (confined, installed, owned, said) in cases {
         println!("{}, {}, {:?}", confined.when, confined.how, confined.calls);
@@ -131,10 +131,10 @@ fn check(test: &str, cases: &[(Confined, &str, bool, &[[&str; 3]])]) {
 const REFUSES_PPOLL: &str = "the program's filter of system calls refuses ppoll(2)";
 const REFUSES_SOCKET: &str = "the program's filter of system calls refuses socket(2)";
 const EINVAL: &str = "-1 22";
-/// Calls that the stack leaves where one of them is refused.
+/// Calls that the stack stops using once one of them is refused.
 const PRIORITIES: [&str; 4] = ["gettid", "sched_getattr", "sched_setattr", "sched_yield"];
 
-/// The calls that docs/preload.md says a filter must allow.
+/// The calls that a filter must allow according to docs/preload.md.
 fn documented() -> Vec<String> {
     let root = concat!(env!("CARGO_MANIFEST_DIR"), "/../../docs/preload.md");
     let document = fs::read_to_string(root).unwrap();
@@ -175,14 +175,14 @@ fn filters_that_allow_what_the_stack_calls_are_in_force() {
             true,
             &[],
         ),
-        // Priorities are followed no more.
+        // Priorities are no longer followed.
         (
             Confined::new("ours", "seccomp,tsync", KILLS, &PRIORITIES),
             "0 0",
             true,
             &[],
         ),
-        // Nothing but what is documented, or the program ends.
+        // Only what is documented, or the program ends.
         (documented, "0 0", true, &[refuses_socket]),
         // No stack could be made any more.
         (
@@ -197,7 +197,7 @@ fn filters_that_allow_what_the_stack_calls_are_in_force() {
             true,
             &[refuses_socket],
         ),
-        // Where no /proc says which numbers are open, nobody asks how many there may be.
+        // Without /proc, which lists open descriptors, their limit is not queried.
         (
             Confined::new("waiting", "chroot,prctl", KILLS, &["prlimit64"]),
             "0 0",
@@ -285,7 +285,7 @@ fn filters_that_would_break_the_stack_s_sockets_are_refused() {
     );
 }
 
-/// Under a filter that nobody can read.
+/// Under a filter that no process can read.
 #[test]
 fn filters_that_were_there_before_are_tried() {
     let new = |actions, call| Confined::new("before", "prctl", actions, &[call]);

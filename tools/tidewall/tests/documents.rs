@@ -1,10 +1,10 @@
-//! Documents and comments name files that are there.
+//! Files named in documents and comments exist.
 
 use std::fs;
 use std::path::{Path, PathBuf};
 
 const ROOT: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../..");
-/// Where files are looked for, and how a name of one of them begins.
+/// Folders that are searched, and that begin the name of a file.
 const FOLDERS: [&str; 5] = ["crates", "tools", "bpf", "docs", "scripts"];
 const ENDINGS: [&str; 7] = ["md", "rs", "c", "h", "sh", "py", "toml"];
 

@@ -23,10 +23,10 @@ struct Program {
     name: &'static str,
     /// Programs that have to be installed.
     needs: &'static [&'static str],
-    /// A shell's words that start it; `$DIR` has its files.
+    /// Shell words that start it; `$DIR` has its files.
     server: &'static str,
     ports: &'static [u16],
-    /// Bytes of a question, and bytes that an answer to it has.
+    /// Bytes of a question, and bytes that its answer contains.
     asks: &'static [u8],
     wants: &'static [u8],
 }
@@ -40,7 +40,7 @@ const PLAIN: Program = Program {
     wants: b"pong ping",
 };
 
-/// One with two listeners.
+/// A program with two listeners.
 const TWO: Program = Program {
     ports: &[8201, 8202],
     ..PLAIN
@@ -54,7 +54,7 @@ const PROGRAMS: [Program; 16] = [
                  printf 'Port 8201\\nHostKey '$DIR/key'\\nUsePAM no\\nPidFile none\\nMaxStartups 100\\n' >$DIR/sshd.conf; \
                  exec $RUN /usr/sbin/sshd -D -e -f $DIR/sshd.conf",
         asks: b"SSH-2.0-client\r\n",
-        // What follows the banner: its offer of algorithms, by the process of the client.
+        // Behind the banner: the client's process sends its offer of algorithms.
         wants: b"curve25519-sha256",
         ..PLAIN
     },
@@ -162,7 +162,7 @@ fn hexadecimal(bytes: &[u8]) -> String {
 }
 
 impl Program {
-    /// Its files.
+    /// Returns its files.
     fn place(&self, stack: &str) -> Place {
         let name = self.name.replace(|c: char| !c.is_ascii_alphanumeric(), "");
         let place = Place::new(&format!("forking-{name}-{stack}"));
@@ -177,8 +177,8 @@ impl Program {
             .with("www/answer", "pong ping")
     }
 
-    /// Runs it behind `run`, and its clients: how many were served, and what was said of
-    /// errors.
+    /// Runs it behind `run`, and its clients: returns how many were served, and standard
+    /// error.
     fn served(&self, host: &Host, run: &str, stack: &str) -> (usize, String) {
         let place = self.place(stack);
         let errors = place.name("errors");
@@ -187,7 +187,7 @@ impl Program {
             place.path().display(),
             self.server
         );
-        // What a program mounts for itself is gone with it.
+        // Mounts of a program disappear with it.
         let mut command = host.command("unshare", &["-m", "sh", "-c", &script]);
         let said = File::create(&errors).unwrap();
         // Apache ends its whole group.
@@ -229,7 +229,7 @@ impl Program {
     }
 }
 
-/// Ends a program, and what it leaves.
+/// Ends a program, and everything it leaves.
 fn end_all(host: &Host, mut process: Running) {
     signal("-TERM", &process);
     let end = Instant::now() + PATIENCE;
@@ -285,7 +285,7 @@ fn programs_that_fork_serve_all_clients() {
     assert!(failed.is_empty(), "{}", failed.join("\n"));
 }
 
-/// A program of `servers.py`, whose listener Tidewall takes `when` it may.
+/// Starts a program of `servers.py`; Tidewall takes its listener at the time `when`.
 fn started(test: &str, name: &str, when: &str, kind: &str) -> Option<(Place, Preloaded)> {
     if !tidewall_skip::has_programs(test, &["python3"]) {
         return None;
@@ -293,7 +293,7 @@ fn started(test: &str, name: &str, when: &str, kind: &str) -> Option<(Place, Pre
     let host = Host::or_skip(test, name)?;
     let place = PLAIN.place(name);
     let servers = place.name("servers.py");
-    // One that goes to the background leaves the run something to wait for.
+    // If it goes to the background, the run still has something to wait for.
     let script = format!("python3 {servers} {kind} 8201; exec sleep 600");
     let server = Preloaded::start_when(host, when, &["sh", "-c", &script]);
     let end = Instant::now() + PATIENCE;
@@ -304,7 +304,7 @@ fn started(test: &str, name: &str, when: &str, kind: &str) -> Option<(Place, Pre
     Some((place, server))
 }
 
-/// Has so many clients served.
+/// Has this many clients served.
 fn serve(place: &Place, server: &Preloaded, clients: usize) {
     let client = place.name("client.py");
     let (asks, wants) = (hexadecimal(PLAIN.asks), hexadecimal(PLAIN.wants));
@@ -322,7 +322,8 @@ fn serve(place: &Place, server: &Preloaded, clients: usize) {
 
 const LISTENER: &str = "0.0.0.0:8201";
 
-/// That a program of `servers.py` that one process serves is the stack's after its first client.
+/// Checks that a program of `servers.py` with a single serving process is the stack's
+/// after its first client.
 fn is_the_stacks_after_its_first_client(test: &str, name: &str, kind: &str) {
     let Some((place, server)) = started(test, name, "", kind) else {
         return;
@@ -394,7 +395,7 @@ fn a_process_that_joins_a_group_later_has_its_share() {
     let alone = server.accepted();
     assert!(alone >= 24, "{alone}");
     signal_python(&server);
-    // Both say it: the one that begins, and the one that has begun.
+    // Both report it: the later one, and the earlier one.
     let reason = "another process listens at its address, too (SO_REUSEPORT)";
     let end = Instant::now() + PATIENCE;
     while server.records().iter().filter(|it| it[3] == reason).count() < 2 {
@@ -451,7 +452,7 @@ fn a_save_in_the_background_leaves_redis_with_the_stack() {
     let first = server.answered("redis-cli", &["-h", "10.99.0.2", "PING"]);
     assert_eq!(first.trim(), "PONG");
     server.until_listener("promoted", "0.0.0.0:6379");
-    // One that says nothing is there when the child is made.
+    // A silent one is there when the child is made.
     let client = "import socket, time
 silent = socket.create_connection(('10.99.0.2', 6379), 10)
 asks = socket.create_connection(('10.99.0.2', 6379), 10).makefile('rwb', 0)

@@ -1,6 +1,6 @@
-//! `tidewall impair` between veth pairs: every byte arrives, what is lost is
-//! counted, resolution passes, and Ctrl-C leaves nothing behind. Needs root;
-//! skipped, and says so, without.
+//! `tidewall impair` between veth pairs: every byte arrives, losses are counted,
+//! resolution passes, and Ctrl-C leaves nothing behind. Needs root; otherwise skipped,
+//! with a report.
 
 use std::fs::File;
 use std::io::{BufRead, BufReader, Read, Write};
@@ -76,7 +76,7 @@ fn impair(testbed: &Testbed, options: &[&str]) -> Forwarding {
     }
 }
 
-/// Ends the bridge as Ctrl-C does; its exit code and its report.
+/// Ends the bridge as Ctrl-C does; returns its exit code and its report.
 fn end(mut forwarding: Forwarding) -> (Option<i32>, Value) {
     let bridge = &mut forwarding.bridge;
     signal("-INT", bridge);
@@ -87,7 +87,7 @@ fn end(mut forwarding: Forwarding) -> (Option<i32>, Value) {
     (status.code(), serde_json::from_str(&text).unwrap())
 }
 
-/// An echo of `bytes` over one connection across the bridge; how long connecting
+/// Has `bytes` echoed over one connection across the bridge; returns how long connecting
 /// took.
 fn echo(testbed: &Testbed, bytes: usize) -> Duration {
     let (listening, is_listening) = std::sync::mpsc::channel();
@@ -197,7 +197,7 @@ fn what_is_no_packet_of_a_wire_is_refused_and_reported() {
     shell(testbed.client(), "ethtool -K tw-a tx on");
     let bridge = impair(&testbed, &["--for", "30s"]);
     shell(testbed.client(), "printf x > /dev/udp/10.77.0.2/9");
-    // The frame has come once the bridge has seen the next one, which is sound.
+    // The frame has arrived once the bridge has seen the next one, which is sound.
     shell(
         testbed.client(),
         "ethtool -K tw-a tx off; printf x > /dev/udp/10.77.0.2/9",

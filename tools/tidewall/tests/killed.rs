@@ -1,6 +1,5 @@
-//! A service that is killed together with its restorer, as by a kill of its
-//! whole cgroup, and what it takes to put its interface back. Needs root;
-//! skipped without.
+//! A service that is killed together with its restorer, as by a kill of its whole cgroup,
+//! and the steps to restore its interface. Needs root; skipped without.
 
 mod common;
 
@@ -13,7 +12,7 @@ use common::bed::Bed;
 use common::{Running, Service, text};
 
 const KNOBS: [&str; 2] = ["napi_defer_hard_irqs", "gro_flush_timeout"];
-/// What an administrator has set before: not what a device begins with.
+/// An administrator's earlier settings, which differ from a device's defaults.
 const SET: &str = "3 70000";
 
 fn knobs(bed: &Bed) -> String {
@@ -25,7 +24,7 @@ fn knobs(bed: &Bed) -> String {
     read.join(" ")
 }
 
-/// A bed whose knobs an administrator has set.
+/// Returns a bed with an administrator's settings.
 fn bed(test: &str, name: &str) -> Option<Bed> {
     let bed = Bed::or_skip(test, name)?;
     for (knob, value) in KNOBS.iter().zip(SET.split(' ')) {
@@ -36,7 +35,8 @@ fn bed(test: &str, name: &str) -> Option<Bed> {
     Some(bed)
 }
 
-/// Datagrams from the client until dropped: interrupts are deferred while they come.
+/// Sends datagrams from the client until dropped: interrupts are deferred while they
+/// arrive.
 fn traffic(bed: &Bed) -> Running {
     let script = "while :; do echo x > /dev/udp/10.99.0.2/7; sleep 0.01; done";
     let sender = Bed::other(&bed.client, "bash", &["-c", script])
@@ -45,7 +45,7 @@ fn traffic(bed: &Bed) -> Running {
     Running(sender.unwrap())
 }
 
-/// Waits until the stack has changed what the administrator has set.
+/// Waits until the stack has changed the administrator's settings.
 fn wait_until_changed(bed: &Bed) {
     let end = Instant::now() + Duration::from_secs(10);
     while knobs(bed) == SET {
@@ -88,7 +88,7 @@ fn kill_all(mut service: Service) {
     }
 }
 
-/// What the program prints in the server's namespace.
+/// Returns the program's output in the server's namespace.
 fn doctor(bed: &Bed, arguments: &[&str]) -> String {
     let output = Bed::command(&bed.server, &[&["doctor"], arguments].concat()).output();
     text(&output.unwrap().stdout)
@@ -102,7 +102,7 @@ fn doctor_finds_and_mends_what_was_left() {
     let _traffic = traffic(&bed);
     let service = serve(&bed);
     wait_until_changed(&bed);
-    // What a live stack has set is not left over.
+    // Settings of a live stack are not leftovers.
     assert!(doctor(&bed, &[]).contains("leftover settings: none"));
     assert_eq!(doctor(&bed, &["--mend"]), "");
     wait_until_changed(&bed);
@@ -136,8 +136,8 @@ fn a_restart_restores_what_the_first_one_found() {
     assert_eq!(knobs(&bed), SET);
 }
 
-/// As systemd does with Restart=always: the restorer of the dead one may be at
-/// work while the next one begins.
+/// As systemd does with Restart=always: the restorer of the dead service may be at work
+/// while the next one begins.
 #[test]
 fn restarts_in_a_row_keep_what_the_first_one_found() {
     let Some(bed) = bed("restarts_in_a_row_keep_what_the_first_one_found", "w") else {

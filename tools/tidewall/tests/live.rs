@@ -1,5 +1,5 @@
-//! A real service on Tidewall in network namespaces, looked at by `stat`,
-//! `trace` and `doctor` while a blast runs. Needs root; skipped without.
+//! A real service on Tidewall in network namespaces, observed by `stat`, `trace` and
+//! `doctor` while a blast runs. Needs root; skipped without.
 
 mod common;
 
@@ -19,7 +19,7 @@ fn serve(bed: &Bed, options: &[&str]) -> Service {
     Service::start(Bed::command(&bed.server, &[&echo, options].concat()))
 }
 
-/// A `tidewall stat` whose output is read while it runs.
+/// Starts a `tidewall stat` whose output is read while it runs.
 fn watch(arguments: &[&str]) -> (Running, BufReader<ChildStdout>) {
     let mut child = program(&[&["stat"], arguments].concat())
         .stdout(Stdio::piped())
@@ -50,7 +50,7 @@ fn every_address_of_the_host_is_answered_from() {
     add("10.99.0.4/24");
     for (port, service) in services {
         for host in [2, 3, 4] {
-            // It takes answers from whom it asks, and from nobody else.
+            // It accepts answers only from the peer that it asks.
             let (to, port) = (format!("10.99.0.{host}:9"), port.to_string());
             let load = ["blast", "--to", &to, "--sender", "socket", "--rate", "10"];
             let ping = ["--ping", &port, "--block", "--for", "1s", "--json"];
@@ -283,7 +283,7 @@ fn receive_control_is_watched_until_the_stack_ends() {
         Err(error) => tidewall_skip::missing("watching on a terminal by script", error),
     }
 
-    // JSON, a line a look, until the stack goes away.
+    // JSON, one line per look, until the stack disappears.
     let (mut json, mut lines) = watch(&[&process, "--watch=0.1", "--json"]);
     for _ in 0..2 {
         let mut line = String::new();
@@ -368,7 +368,7 @@ fn doctor_says_beforehand_whether_a_program_can_be_served() {
         assert_eq!(severity, "problem", "{program}: {said}");
         assert!(said.contains(why), "{program}: {said}");
         assert_eq!(output.status.code(), Some(1));
-        // As it is when it is to start.
+        // The same as at its start.
         let run = ["run", "--interface", &bed.interface, "--", program];
         let run = command(&run);
         let error = String::from_utf8(run.stderr).unwrap();

@@ -1,4 +1,4 @@
-//! Load generators over loopback: what they report, and how they end.
+//! Load generators over loopback: their reports, and their ends.
 
 mod common;
 
@@ -21,7 +21,7 @@ fn a_blast_over_loopback_is_reported_as_json() {
     assert!(output.status.success(), "{}", text(&output.stderr));
     let report: serde_json::Value = serde_json::from_slice(&output.stdout).unwrap();
     let sent = report["blast"]["measured"]["sent"].as_u64().unwrap();
-    // How many there was time for is the machine's affair; never more.
+    // The machine decides how many there was time for; never more.
     assert!(
         (1..=310).contains(&sent),
         "{sent} sent in 300 ms at 1,000/s"
@@ -114,7 +114,7 @@ fn a_load_ends_with_what_it_has_when_interrupted() {
     let mut line = String::new();
     lines.read_line(&mut line).unwrap();
     assert!(line.contains("offered"), "{line}");
-    // What more it says must not fill the pipe.
+    // Its further output must not fill the pipe.
     let rest = thread::spawn(move || std::io::copy(&mut lines, &mut std::io::sink()));
     signal("-INT", &load);
     let mut report = String::new();

@@ -1,13 +1,13 @@
-//! Starting without what the kernel wants: each refusal names its cause and its
-//! cure, and leaves the interface as it was. Needs root; skipped without.
+//! Starting without the kernel's requirements: each refusal names its cause and its
+//! remedy, and leaves the interface as it was. Needs root; skipped without.
 
 mod common;
 
 use common::bed::Bed;
 use common::{PROGRAM, text, tidewall};
 
-/// Capabilities to go without, as setpriv(1) names them, and what is said then.
-/// CAP_SYS_ADMIN would stand in for two of them.
+/// Missing capabilities, as named by setpriv(1), and the resulting message. CAP_SYS_ADMIN
+/// would stand in for two of them.
 const REFUSALS: [(&str, &str); 5] = [
     ("-bpf,-sys_admin", "this process lacks CAP_BPF"),
     ("-perfmon,-sys_admin", "this process lacks CAP_PERFMON"),
@@ -16,7 +16,7 @@ const REFUSALS: [(&str, &str); 5] = [
     ("-ipc_lock,-sys_resource", "ulimit -l unlimited"),
 ];
 
-/// A script that ends whatever happens, in the server's namespace of a bed.
+/// Runs a script that always ends, in the server's namespace of a bed.
 fn script(bed: &Bed, script: &str) -> (Option<i32>, String) {
     let output = Bed::other(&bed.server, "timeout", &["20", "sh", "-c", script])
         .output()
@@ -37,7 +37,7 @@ fn each_missing_capability_is_named_and_nothing_is_left() {
     let interface = &bed.interface;
     let serve = format!("serve echo --interface {interface}");
     let run = format!("run --interface {interface} -- true");
-    // What its applications' sockets need is asked for with the first.
+    // The run asks first for the privileges of its applications' sockets.
     let of_run = REFUSALS.iter().take(3).map(|of| (&run, of));
     let all = REFUSALS.iter().map(|of| (&serve, of)).chain(of_run);
     for (command, &(without, said)) in all {
@@ -48,7 +48,7 @@ fn each_missing_capability_is_named_and_nothing_is_left() {
                  exec setpriv --bounding-set={without} --inh-caps={without} {PROGRAM} {command}"
             ),
         );
-        // Memory is no matter of arguments or privileges.
+        // Memory is not a matter of arguments or privileges.
         let wanted = if said.starts_with("ulimit") { 1 } else { 2 };
         assert_eq!(code, Some(wanted), "{without}: {all}");
         assert!(all.contains(said), "{without}: {all}");
@@ -71,8 +71,8 @@ fn neither_the_kernel_s_btf_nor_bpffs_is_needed() {
     let Some(bed) = Bed::or_skip(name, "q") else {
         return;
     };
-    // What ends it by SIGINT is a clean end of the service. In the background timeout(1)
-    // sends the signal a second time, to its group, and a second one ends a service at once.
+    // SIGINT is a clean end of the service. In the background, timeout(1) sends the
+    // signal a second time, to its group, and a second one ends a service at once.
     let (code, all) = script(
         &bed,
         &format!(

@@ -16,13 +16,13 @@ fn serve(namespace: &str, arguments: &[&str]) -> Service {
     Service::start(Bed::command(namespace, &[&["serve"], arguments].concat()))
 }
 
-/// What curl gets through the proxy; `None` where there is no curl.
+/// Returns curl's output through the proxy; `None` without curl.
 fn fetched(bed: &Bed, url: &str) -> Option<Vec<u8>> {
     let arguments = ["-sSf", "-x", "http://10.99.0.2:3128", url];
     Bed::output(&bed.client, "curl", &arguments)
 }
 
-/// One story for each way to wait.
+/// The same story for each way to wait.
 fn passes_on(name: &str, options: &[&str]) {
     let Some(bed) = Bed::or_skip(&format!("{options:?}"), name) else {
         return;
@@ -102,7 +102,7 @@ fn an_origin_that_does_not_answer_is_given_up() {
     let Some(bed) = Bed::or_skip("an_origin_that_does_not_answer_is_given_up", "n") else {
         return;
     };
-    // Nobody has that address.
+    // That address does not exist.
     let origin = "10.99.0.9:80";
     let proxy = ["proxy", "--interface", &bed.interface, "--origin", origin];
     let proxy = serve(&bed.server, &proxy);

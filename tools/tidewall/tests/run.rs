@@ -1,4 +1,4 @@
-//! `tidewall run` in a network namespace, with a bpffs and a /run of its own. Needs root;
+//! `tidewall run` in a network namespace, with its own bpffs and /run. Needs root;
 //! skipped without.
 
 mod common;
@@ -13,10 +13,10 @@ use common::{PROGRAM, Place, Running, Service, signal, text};
 
 /// A library that can be loaded, and does nothing there.
 const HARMLESS: &str = "/lib/x86_64-linux-gnu/libm.so.6";
-/// Nobody's on this host.
+/// No user of this host has this id.
 const USER: &str = "12345";
 impl Host {
-    /// What a service answers to a datagram from the peer.
+    /// Returns a service's answer to a datagram from the peer.
     fn echo(&self, port: u16, words: &str) -> String {
         let script = format!(
             "exec 3<>/dev/udp/10.99.0.2/{port}; echo {words} >&3; timeout 10 dd bs=2048 count=1 status=none <&3"
@@ -25,7 +25,8 @@ impl Host {
         text(&output.unwrap().stdout).trim().to_owned()
     }
 
-    /// Another process of that user is not of the program, nor is one of user 0.
+    /// Another process of that user does not belong to the program, nor does one of user
+    /// 0.
     fn check_strangers_are_refused(&self) {
         let manager = format!("/run/tidewall/{}.manager", self.bed.interface);
         let other = [&service("7008")[..], &["--manager", &manager]].concat();
@@ -41,7 +42,7 @@ impl Host {
     }
 }
 
-/// A service of a user without privileges.
+/// Returns a service of an unprivileged user.
 fn service(port: &str) -> Vec<&str> {
     let user = [
         "setpriv",
@@ -54,7 +55,7 @@ fn service(port: &str) -> Vec<&str> {
     [&user, &[PROGRAM, "serve", "echo", "--port", port][..]].concat()
 }
 
-/// Children of a run, among them those whose parents have ended.
+/// Returns the children of a run, including those whose parents have ended.
 fn children(run: &Service) -> String {
     let id = run.id();
     std::fs::read_to_string(format!("/proc/{id}/task/{id}/children")).unwrap()
@@ -110,7 +111,7 @@ fn operators_see_what_a_run_has() {
         host.bed.interface
     );
     assert!(found.contains(&answers), "{found}");
-    // Frames of all users are user 0's to follow.
+    // Only user 0 may follow the frames of all users.
     let trace = [PROGRAM, "trace", &program, "-n", "1"];
     let user = [&service("7007")[1..6], &trace].concat();
     let refused = host.command("setpriv", &user).output().unwrap();
@@ -161,7 +162,7 @@ fn operators_see_what_a_run_has() {
     );
     assert!(refused.contains("sudo tidewall tune"), "{refused}");
 
-    // Both killed: what is left has a name.
+    // Both killed: the leftovers are named.
     let mut process = run.process;
     process.0.kill().unwrap();
     process.0.wait().unwrap();
@@ -227,7 +228,7 @@ fn what_cannot_work_is_refused_or_runs_on_the_kernel() {
     assert_eq!(shown.trim(), format!("{HARMLESS}:libdl.so.2 napi"));
     assert_eq!((code, said), (Some(3), String::new()));
 
-    // What was preloaded before stays, without the library in front.
+    // Earlier preloads stay, without the library in front.
     let refused = |on: &str, options: &[&str], why: &str| {
         let (code, shown, said) = ends_on(on, options, &show);
         assert!(said.contains(why), "{said}");
@@ -241,7 +242,7 @@ fn what_cannot_work_is_refused_or_runs_on_the_kernel() {
     };
     refused("tw-no-such", &[], "no interface tw-no-such");
 
-    // Of an interface with the same name, whose manager is not for this one.
+    // An interface with the same name, whose manager is not for this one.
     let run = Service::start(host.run(&[], &service("7009")));
     let script = format!(
         "mount -t bpf tw-bpf /sys/fs/bpf; ip link add {interface} type veth peer name tw-other
@@ -377,7 +378,7 @@ fn a_program_that_goes_to_the_background_stays_protected() {
     }
     assert_eq!(host.echo(7007, "behind"), "behind");
     assert!(is_taken() && run.process.0.try_wait().unwrap().is_none());
-    // Signals are for what is left, and so is the exit code.
+    // Signals and the exit code belong to the remaining process.
     let totals = run.end();
     assert!(totals.contains('1'), "{totals}");
     assert!(!is_taken());
@@ -412,7 +413,7 @@ fn descendants_may_join_and_strangers_may_not() {
     let Some(host) = Host::or_skip("descendants_may_join_and_strangers_may_not", "rd") else {
         return;
     };
-    // One whose parent has ended, as of a program that goes into the background.
+    // A process whose parent has ended, as of a program that goes to the background.
     let serve = service("7007").join(" ");
     let script = format!("({serve} &); exec sleep 600");
     let run = Service::start(host.run(&[], &["sh", "-c", &script]));
@@ -421,7 +422,7 @@ fn descendants_may_join_and_strangers_may_not() {
     let orphans = children(&run);
     assert_eq!(orphans.split_whitespace().count(), 2, "{orphans}");
     host.check_strangers_are_refused();
-    // The program ends by the signal, and then what it has left, too.
+    // The program ends by the signal, and then its remaining processes, too.
     signal("-TERM", &run.process);
     let mut process = run.process;
     assert_eq!(process.0.wait().unwrap().code(), Some(128 + 15));
@@ -432,7 +433,7 @@ fn descendants_may_join_and_strangers_may_not() {
     }
 }
 
-/// A server of one client, which it greets.
+/// A server for one client, which it greets.
 const GREETS: &str = r#"
 #include <arpa/inet.h>
 #include <stdio.h>
@@ -470,7 +471,7 @@ fn a_program_with_address_sanitizer_serves() {
     let mut run = host.run_on(&host.bed.interface, &["--report"], &[&program]);
     run.env(LIBRARY, library())
         .env("ASAN_OPTIONS", "detect_leaks=0")
-        // It serves one connection, which is to be the stack's.
+        // It serves one connection, which must be the stack's.
         .env("TIDEWALL_PROMOTE", "at-once");
     let log = place.name("said");
     run.stdout(Stdio::piped())
@@ -500,7 +501,7 @@ fn a_run_needs_no_bpffs() {
     let Some(host) = Host::or_skip("a_run_needs_no_bpffs", "rm") else {
         return;
     };
-    // As `ip netns exec` and containers have it: an empty /sys/fs/bpf.
+    // As in `ip netns exec` and containers: an empty /sys/fs/bpf.
     let interface = &host.bed.interface;
     let script = format!(
         "umount /sys/fs/bpf; exec {PROGRAM} run --interface {interface} -- {}",
@@ -511,7 +512,7 @@ fn a_run_needs_no_bpffs() {
     let run = Service::start(run);
     assert!(run.first.contains("Tidewall"), "{}", run.first);
     assert_eq!(host.echo(7007, "nowhere"), "nowhere");
-    // Another stack is refused, and told whose the interface is.
+    // Another stack is rejected, with the name of the interface's owner.
     let (code, said) = host.ends(&[], &["true"]);
     let another = format!("another `tidewall run` (process {})", run.id());
     assert!(said.contains(&another), "{said}");
@@ -527,7 +528,7 @@ fn a_run_needs_no_bpffs() {
     assert_eq!(code, Some(2));
     serve.end();
 
-    // Without the capability to make one, the cure is named.
+    // Without the capability to create one, the remedy is named.
     let script = format!(
         "umount /sys/fs/bpf; exec setpriv --bounding-set -sys_admin --inh-caps -sys_admin \
          {PROGRAM} run --interface {interface} -- true"
@@ -555,13 +556,13 @@ fn private_programs_have_their_ports_only() {
         service("7008").join(" ")
     );
     let mut run = Service::start(host.run(&options, &["sh", "-c", &script]));
-    // Both say that they serve.
+    // Both report that they serve.
     run.first.clear();
     run.line_with("Tidewall");
     for port in [7007, 7008] {
         assert_eq!(host.echo(port, "private"), "private");
     }
-    // Bp and T are nobody's own there.
+    // Bp and T cannot be set by users there.
     let shell = children(&run);
     let services = format!("/proc/{0}/task/{0}/children", shell.trim());
     let services = std::fs::read_to_string(services).unwrap();

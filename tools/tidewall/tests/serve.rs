@@ -11,14 +11,14 @@ use std::time::Duration;
 
 use common::{PROGRAM, Place, Service, program, signal, tcp_port, udp_port};
 
-/// A service on Linux sockets at a port of the loopback address.
+/// Starts a service on Linux sockets at a port of the loopback address.
 fn serve(port: u16, arguments: &[&str]) -> Service {
     let port = port.to_string();
     let here = ["--on", "linux", "--address", "127.0.0.1", "--port", &port];
     Service::start(program(&[&["serve"], arguments, &here].concat()))
 }
 
-/// Asks for `/` over a connection of its own; `meanwhile` it is answered.
+/// Requests `/` over its own connection; runs `meanwhile` until it is answered.
 fn fetch(port: u16, meanwhile: impl FnOnce()) -> String {
     let mut client = TcpStream::connect(("127.0.0.1", port)).unwrap();
     let timeout = Some(Duration::from_secs(10));
@@ -55,7 +55,7 @@ fn datagrams_are_served_to_a_clean_end() {
 
 #[test]
 fn an_interrupt_counts_from_the_first_line_on() {
-    // As a shell without job control starts what it puts into the background.
+    // As a shell without job control starts background jobs.
     const IGNORING: &str = "trap '' INT; exec \"$0\" serve echo --on linux --port \"$1\"";
     for _ in 0..20 {
         let mut shell = Command::new("sh");
@@ -145,7 +145,7 @@ fn a_log_that_takes_nothing_does_not_stop_the_server() {
     let (root, log) = (place.name(""), place.name("pipe"));
     let made = Command::new("mkfifo").arg(&log).status().unwrap();
     assert!(made.success());
-    // Somebody has it open, and reads nothing.
+    // A reader has it open, and reads nothing.
     let reader = std::fs::OpenOptions::new()
         .read(true)
         .write(true)
@@ -157,7 +157,7 @@ fn a_log_that_takes_nothing_does_not_stop_the_server() {
     client
         .set_read_timeout(Some(Duration::from_secs(10)))
         .unwrap();
-    // More than a pipe and what may wait before it hold.
+    // More than a pipe and the buffers in front of it hold.
     let target = "x".repeat(4000);
     let request = format!("GET /{target} HTTP/1.1\r\nHost: x\r\n\r\n");
     for _ in 0..1500 {

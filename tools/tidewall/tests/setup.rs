@@ -1,5 +1,5 @@
-//! `scripts/setup.sh` with programs that only note what they are asked: what it installs, and
-//! which services it disables. Needs root; skipped without.
+//! `scripts/setup.sh` with programs that only record their arguments: what it installs,
+//! and which services it disables. Needs root; skipped without.
 
 mod common;
 
@@ -9,14 +9,15 @@ use std::process::Command;
 
 use common::{Place, text};
 
-/// What Debian's packages install a service by.
+/// The commands by which Debian's packages install a service.
 const UNITS: &str = "echo /usr/share/doc\n\
     case $2 in\n\
     openssh-server) echo /lib/systemd/system/ssh.service; echo /lib/systemd/system/ssh@.service;;\n\
     redis-server) echo /usr/lib/systemd/system/redis-server.service;;\n\
     esac";
 
-/// Runs the script on a machine that has none of its programs; what was asked of them.
+/// Runs the script on a machine that has none of its programs; returns the recorded
+/// arguments.
 fn asked(name: &str, what: &str, history: &str, is_active: bool) -> Option<Vec<String>> {
     if !tidewall_skip::has_programs(name, &["unshare"]) || !rustix::process::geteuid().is_root() {
         return None;

@@ -1,5 +1,5 @@
-//! The web server on Tidewall in network namespaces, with the clients that
-//! people use. Needs root; skipped without.
+//! The web server on Tidewall in network namespaces, with common clients. Needs root;
+//! skipped without.
 
 mod common;
 
@@ -27,7 +27,7 @@ fn serve(bed: &Bed, place: &Place) -> Service {
     Service::start(Bed::command(&bed.server, &arguments))
 }
 
-/// What a client that people use prints; `None` where it is not installed.
+/// Returns the output of a common client; `None` if it is not installed.
 fn client(namespace: &str, program: &str, arguments: &[&str]) -> Option<String> {
     Bed::output(namespace, program, arguments).map(|said| text(&said))
 }
@@ -56,7 +56,7 @@ fn stopping_on_tidewall_finishes_the_response_at_hand() {
     ];
     let mut curl = Bed::other(&bed.client, "timeout", &arguments);
     let mut curl = Running(curl.spawn().unwrap());
-    // Once part of the file is there the rest is on its way.
+    // Once part of the file is there, the rest is on its way.
     let deadline = Instant::now() + Duration::from_secs(10);
     while fs::metadata(&to).map_or(0, |file| file.len()) == 0 && Instant::now() < deadline {
         if let Some(status) = curl.0.try_wait().unwrap() {
@@ -106,7 +106,7 @@ fn clients_of_all_kinds_are_served_on_tidewall() {
         );
         assert!(text.contains("requests in"), "{text}");
     }
-    // A connection a request, and several at a time.
+    // One connection per request, and several at a time.
     for options in [&["-q", "-n500", "-c8"][..], &["-q", "-k", "-n500", "-c8"]] {
         if let Some(text) = client(&bed.client, "ab", &[options, &[small]].concat()) {
             assert!(text.contains("Complete requests:      500"), "{text}");

@@ -1,4 +1,4 @@
-//! Interfaces as they should not be, in namespaces: what is said of them. Needs root.
+//! Misconfigured interfaces, in namespaces, and the reports about them. Needs root.
 
 mod common;
 
@@ -75,7 +75,7 @@ fn a_bridge_without_ports_is_refused_with_what_helps() {
         said.contains("take a network card or a veth instead"),
         "{said}"
     );
-    // The mend agrees with the cause.
+    // The remedy agrees with the cause.
     let script = format!(
         "ip link set {0} master twbr && {PROGRAM} doctor --interface twbr",
         bed.interface
@@ -90,8 +90,8 @@ fn a_bridge_without_ports_is_refused_with_what_helps() {
     assert!(said.contains(&mend), "{said}");
 }
 
-/// Standard error of a program that runs beside a new veth in namespaces made by these options
-/// of unshare(1).
+/// Returns the standard error of a program that runs beside a new veth in namespaces made
+/// by these options of unshare(1).
 fn said_in(options: &[&str], program: &str) -> Option<String> {
     let script = format!(
         "ip link add twu0 type veth peer name twu1 && ip address add 10.99.0.2/24 dev twu0 && \

@@ -1,10 +1,12 @@
 //! `tidewalld`: the manager of a device, as a daemon (docs/manager.md).
 //!
-//! Lives here: arguments, signals, privileges and what systemd wants of a service. Does not live here:
-//! what a manager does (`tidewall_manager::daemon`).
+//! Lives here: arguments, signals, privileges and the systemd interface of the service.
+//! Does not live here: the work of a manager (`tidewall_manager::daemon`).
 //!
-//! Exit codes: 0 a signal ended it, or it gave everything back; 1 it failed; 2 it could not
-//! begin.
+//! Exit codes:
+//! - 0: a signal ended the daemon, or it gave everything back
+//! - 1: it failed
+//! - 2: it could not begin
 #![deny(unsafe_code)]
 
 mod privileges;
@@ -34,69 +36,70 @@ use tidewall_manager::pinned::PinDirectory;
 use tidewall_manager::places;
 use tidewall_wire::atm::{Circuit, Nsap};
 
-/// Owns a network interface for applications without privileges.
+/// Owns a network interface for unprivileged applications.
 ///
-/// The driver program and its tables are pinned: they go on when the daemon ends, however
-/// it ends, and the next one takes them over. `--remove` gives everything back.
+/// The driver program and its tables are pinned: they outlive the daemon, however it
+/// ends, and the next daemon takes them over. `--remove` gives everything back.
 #[derive(Parser)]
 #[command(name = "tidewalld", version, max_term_width = 100)]
 struct Arguments {
-    /// Interface whose frames are divided
+    /// Interface whose frames are shared out
     #[arg(long, value_name = "IF")]
     interface: String,
-    /// Where applications connect [default: /run/tidewall/IF.manager]; a socket that
-    /// systemd has opened comes before it
+    /// Socket to which applications connect [default: /run/tidewall/IF.manager]; a socket
+    /// that systemd passes takes precedence
     #[arg(long, value_name = "PATH")]
     socket: Option<PathBuf>,
     /// Directory in bpffs [default: /sys/fs/bpf/tidewall/IF]
     #[arg(long, value_name = "DIR")]
     pins: Option<PathBuf>,
-    /// User id that may have the device's queues, beside 0, or unit of systemd's, such as
-    /// nginx.service, whose processes may: they can send any frame; may be repeated
+    /// User id, or systemd unit such as nginx.service, whose processes may own queues of
+    /// the device, beside user 0; they can send any frame; may be repeated
     #[arg(long, value_name = "UID|UNIT")]
     trust: Vec<Whom>,
-    /// User id that may join in private mode, unit, or `any` user: virtual pairs of its own,
-    /// and only what is its to send leaves; may be repeated
+    /// User id, unit or `any` user that may join in private mode: with virtual pairs of
+    /// its own, limited to sending its own packets; may be repeated
     #[arg(long, value_name = "UID|UNIT|any", value_parser = private)]
     private: Vec<Option<Whom>>,
-    /// Weight of a user or unit in private mode, 1 to 1000: its part of the polls of the device
-    /// when all of it cannot be had; may be repeated [default: 1]
+    /// Weight of a user or unit in private mode, 1 to 1000: its share of the device's
+    /// polls when there are not enough for all; may be repeated [default: 1]
     #[arg(long, value_name = "UID|UNIT=N", value_parser = weight)]
     weight: Vec<(Whom, u32)>,
-    /// Ports that applications in private mode may own, such as 80,443,8000-8100, beside those
-    /// that clients go out by; required with `--private any`. Their frames pass no firewall
-    /// rules of the host [default: what bind(2) lets them have]
+    /// Ports that applications in private mode may own, such as 80,443,8000-8100, beside
+    /// the ephemeral ports of clients; required with `--private any`. Their frames bypass
+    /// the host's firewall rules [default: the ports that bind(2) allows them]
     #[arg(long, value_name = "PORTS")]
     ports: Option<PortRanges>,
-    /// Where the driver program runs: native or generic [default: in the driver, or where
-    /// that cannot, on hardware, generically]
+    /// XDP mode of the driver program: native or generic [default: native; generic on
+    /// hardware whose driver lacks native XDP]
     #[arg(long, value_name = "MODE")]
     xdp: Option<XdpMode>,
-    /// Where Prometheus may read metrics: a loopback address and port, or the absolute path
+    /// Endpoint for Prometheus metrics: a loopback address and port, or the absolute path
     /// of a Unix socket for user 0
     #[arg(long, value_name = "ENDPOINT")]
     metrics: Option<Endpoint>,
-    /// Makes the interface one of ATM, whose circuits lead to this neighbour on its link;
-    /// applications call and are called through this daemon (docs/atm.md)
+    /// Makes the interface an ATM interface, whose circuits lead to this neighbour on its
+    /// link; applications place and accept calls through this daemon (docs/atm.md)
     #[arg(long, value_name = "ADDRESS", requires = "atm_number")]
     atm_next_hop: Option<IpAddr>,
-    /// The interface's NSAP, forty hexadecimal digits; of the last byte each listener's is its
-    /// own to choose
+    /// The interface's NSAP, forty hexadecimal digits; each listener chooses the last
+    /// byte
     #[arg(long, value_name = "NSAP", requires = "atm_next_hop")]
     atm_number: Option<Nsap>,
-    /// Which end of the link this is; of two that are linked directly exactly one is the
-    /// network's
+    /// Side of the link that this end takes; of two hosts linked directly exactly one is
+    /// the network side
     #[arg(long, value_name = "user|network", default_value = "user", value_parser = side)]
     atm_side: Side,
-    /// Permanent circuits that applications may open, of every user or of one; may be repeated
+    /// Permanent circuits that applications of every user, or of one user, may open; may
+    /// be repeated
     #[arg(long, value_name = "VPI.VCI[-VCI][=UID]", value_parser = permanent)]
     #[arg(requires = "atm_next_hop")]
     atm_permanent: Vec<Permanent>,
-    /// Have a thread for each connection, for the signalling link and for each call: slower,
-    /// to be compared with
+    /// Run one thread for each connection, for the signalling link and for each call:
+    /// slower, for comparison only
     #[arg(long, requires = "atm_next_hop")]
     atm_threads: bool,
-    /// Detach the program, remove what is pinned, and end
+    /// Detach the program, remove the pins, and end
     #[arg(long)]
     remove: bool,
 }
@@ -108,7 +111,7 @@ fn main() -> ExitCode {
         .clone()
         .unwrap_or_else(|| places::pins(&arguments.interface));
     let mut log = Log::default();
-    // What systemd has passed comes before anything that is opened here.
+    // systemd's descriptors are adopted before anything is opened here.
     let passed = systemd::listener();
     let ended =
         privileges::reduce(!arguments.private.is_empty()).and_then(|()| match arguments.remove {
@@ -133,7 +136,7 @@ fn side(text: &str) -> Result<Side, String> {
     }
 }
 
-/// As `0.100`, `0.100-199` and `0.100=1000`.
+/// Parses `0.100`, `0.100-199` and `0.100=1000`.
 fn permanent(text: &str) -> Result<Permanent, String> {
     let wrong = || "as 0.100, 0.100-199 or 0.100=1000 (a user id)".to_owned();
     let (circuits, user) = match text.split_once('=') {
@@ -152,7 +155,7 @@ fn permanent(text: &str) -> Result<Permanent, String> {
         .ok_or_else(wrong)
 }
 
-/// Somebody, or `None` for any user.
+/// Parses a user or unit; `None` is any user.
 fn private(text: &str) -> Result<Option<Whom>, String> {
     match text {
         "any" => Ok(None),
@@ -160,7 +163,7 @@ fn private(text: &str) -> Result<Option<Whom>, String> {
     }
 }
 
-/// As `1000=4` and `nginx.service=4`.
+/// Parses `1000=4` and `nginx.service=4`.
 fn weight(text: &str) -> Result<(Whom, u32), String> {
     let wrong = || "as 1000=4 or nginx.service=4, with a weight of 1 to 1000".to_owned();
     let (whom, weight) = text.rsplit_once('=').ok_or_else(wrong)?;
@@ -171,10 +174,10 @@ fn weight(text: &str) -> Result<(Whom, u32), String> {
     Ok((whom.parse()?, weight.ok_or_else(wrong)?))
 }
 
-/// Users, units and ports of the command line.
+/// Collects the users, units and ports of the command line.
 ///
 /// # Errors
-/// InvalidInput where any user may join, and no ports are named.
+/// InvalidInput if any user may join and no ports are named.
 fn limits(arguments: &Arguments) -> io::Result<Limits> {
     let mut limits = Limits::default();
     let direct = arguments
@@ -184,7 +187,7 @@ fn limits(arguments: &Arguments) -> io::Result<Limits> {
     let private = (arguments.private.iter()).map(|whom| (whom.as_ref(), Trust::Private));
     let mut listed = Vec::new();
     let mut any = false;
-    // A unit that is trusted is found before it is found to be private.
+    // A trusted unit is listed ahead of its private entry, so that trust wins.
     for (whom, trust) in direct.chain(private) {
         match (whom, trust) {
             (Some(Whom::Unit(name)), trust) => limits.units.push((name.clone(), trust)),
@@ -231,18 +234,18 @@ fn remove(arguments: &Arguments, pins: &Path) -> io::Result<()> {
     remove_ephemeral(&arguments.interface)
 }
 
-/// The name of a socket that this process has made, and that ends with it. One that systemd
+/// The path of a socket that this process created; removed on drop. A socket that systemd
 /// keeps for the next run stays.
 struct OwnSocket(PathBuf);
 
 impl Drop for OwnSocket {
     fn drop(&mut self) {
-        // What cannot be removed here, --remove removes.
+        // `--remove` removes what cannot be removed here.
         let _ = std::fs::remove_file(&self.0);
     }
 }
 
-/// What a `tidewall run` left that was killed.
+/// Removes what a killed `tidewall run` left behind.
 fn remove_ephemeral(interface: &str) -> io::Result<()> {
     let pins = places::ephemeral_pins(interface);
     DirectDevice::remove_left(&pins, interface).map_err(|error| match error.kind() {
@@ -262,8 +265,8 @@ fn start(
 ) -> io::Result<(Server, Option<OwnSocket>)> {
     let limits = limits(arguments)?;
     remove_ephemeral(&arguments.interface)?;
-    // Before the socket: who has the directory has that, too. And the socket before the device:
-    // where it cannot be made, nothing is attached.
+    // Before the socket: the owner of the directory owns the socket, too. The socket
+    // comes before the device: if it cannot be created, nothing is attached.
     let directory = PinDirectory::take(pins)?;
     let (listener, socket) = listener(&socket_path(arguments)?, passed)?;
     let mut device = DirectDevice::open(directory, &arguments.interface, arguments.xdp, false)?;
@@ -296,8 +299,8 @@ fn start(
     Ok((server, socket))
 }
 
-/// A socket of a unit's comes before the path. One that an earlier run has stored is of
-/// that run's path, and the same is wanted mostly.
+/// Returns the listening socket. One from a socket unit takes precedence over the path. A
+/// stored one has the path of an earlier run, which is mostly the path wanted now.
 fn listener(
     path: &Path,
     passed: Option<systemd::Passed>,
@@ -310,7 +313,7 @@ fn listener(
         systemd::forget();
     }
     let listener = Listener::bind(path)?;
-    // So that who connects while no daemon runs waits for the next one.
+    // Clients that connect while no daemon runs then wait for the next one.
     let is_kept = systemd::store(&listener);
     let own = (!is_kept).then(|| OwnSocket(path.to_owned()));
     Ok((listener, own))
@@ -318,7 +321,8 @@ fn listener(
 
 fn socket_path(arguments: &Arguments) -> io::Result<PathBuf> {
     if let Some(path) = &arguments.socket {
-        // As a socket's name is compared, whatever directory a daemon begins in.
+        // Socket paths are compared as absolute paths, whatever the daemon's working
+        // directory.
         return std::path::absolute(path);
     }
     std::fs::create_dir_all(places::SOCKETS)?;
@@ -342,21 +346,21 @@ fn serve(
     });
     systemd::notify("STOPPING=1");
     server.log_end(&ended);
-    // While the pins are locked, so that no other daemon's is there by then.
+    // While the pins are locked: no other daemon can have created its socket yet.
     drop(socket);
     let Err(error) = ended else {
         return Ok(ExitCode::SUCCESS);
     };
     if error.kind() == io::ErrorKind::NotFound {
-        // The interface is gone: what is pinned is of no use to a successor, and on one that
-        // is in another network namespace the program would go on.
+        // The interface is gone, and the pins are of no use to a successor. If it moved
+        // to another network namespace, the program would go on there.
         drop(server);
         remove(arguments, pins)?;
     }
     Ok(ExitCode::FAILURE)
 }
 
-/// Readable after SIGTERM or SIGINT.
+/// Returns a stream that becomes readable after SIGTERM or SIGINT.
 fn stop_signals() -> io::Result<UnixStream> {
     let (read, write) = UnixStream::pair()?;
     for signal in [signal_hook::consts::SIGTERM, signal_hook::consts::SIGINT] {

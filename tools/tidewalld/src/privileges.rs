@@ -1,4 +1,4 @@
-//! What the daemon keeps of root's powers (capabilities(7)), and why no more.
+//! The root privileges that the daemon keeps (capabilities(7)), and why it keeps no more.
 
 use std::io;
 
@@ -11,18 +11,21 @@ use tidewall_device::capabilities::{
     BPF, Capability, IPC_LOCK, NET_ADMIN, NET_RAW, PERFMON, SYS_NICE,
 };
 
-/// What it does not work without: programs and maps (CAP_BPF, CAP_PERFMON), attaching
-/// them, settings and neighbours (CAP_NET_ADMIN), AF_XDP sockets (CAP_NET_RAW).
+/// The capabilities that the daemon cannot work without:
+/// - CAP_BPF and CAP_PERFMON for programs and maps
+/// - CAP_NET_ADMIN for attaching them, settings and neighbours
+/// - CAP_NET_RAW for AF_XDP sockets
 const KEPT: [Capability; 4] = [NET_ADMIN, NET_RAW, BPF, PERFMON];
 
-/// The capabilities that there are have numbers below this.
+/// Capability numbers are below this.
 const NUMBERS: u32 = 64;
 
-/// Gives up, for good, whatever this process may do beyond [`KEPT`]; CAP_SYS_NICE it keeps
-/// for private mode, if it has it. To be called before there is another thread.
+/// Drops for good every privilege of this process beyond [`KEPT`]. For private mode it
+/// keeps CAP_SYS_NICE, if it has that. Must be called before another thread exists.
 ///
 /// # Errors
-/// PermissionDenied, with the cure, where one of those is missing; what the kernel reports.
+/// PermissionDenied, with the remedy, if one of those is missing; otherwise the kernel's
+/// error.
 pub fn reduce(private: bool) -> io::Result<()> {
     let effective = capabilities(None)?.effective;
     let missing: Vec<&str> = (KEPT.iter())
@@ -36,7 +39,7 @@ pub fn reduce(private: bool) -> io::Result<()> {
         ));
     }
     allow_descriptors();
-    // In a container its limit cannot be raised, as a rule.
+    // A container usually cannot raise the limit.
     let locks = (!unlock_memory()).then_some(IPC_LOCK);
     let locks = locks.filter(|&locks| effective.bits() & bit(locks) != 0);
     set_no_new_privs(true)?;
@@ -45,11 +48,11 @@ pub fn reduce(private: bool) -> io::Result<()> {
     let kept: u64 = KEPT.into_iter().chain(locks).chain(nice).map(bit).sum();
     for number in (0..NUMBERS).filter(|number| kept & 1 << number == 0) {
         let other = CapabilitySet::from_bits_retain(1 << number);
-        // Beyond the last there is nothing to take away; without CAP_SETPCAP the set stays,
-        // which nothing is taken from any more: nobody here executes a program.
+        // Fails beyond the last capability, and without CAP_SETPCAP. The set stays then,
+        // but nothing draws on it: this process executes no program.
         let _ = remove_capability_from_bounding_set(other);
     }
-    // Older kernels have none.
+    // Older kernels have no ambient set.
     let _ = clear_ambient_capability_set();
     let kept = CapabilitySet::from_bits_retain(kept);
     let sets = CapabilitySets {
@@ -72,20 +75,21 @@ fn cure(missing: &[&str]) -> String {
     )
 }
 
-/// As many as this process may have: a connection takes one, and each queue of a private
-/// application another. Nobody here executes a program, which would inherit it.
+/// Raises the descriptor limit to its maximum: each connection takes one descriptor, and
+/// so does each queue of a private application. No program inherits the limit, since this
+/// process executes none.
 fn allow_descriptors() {
     let hard = getrlimit(Resource::Nofile).maximum;
     let limit = Rlimit {
         current: hard,
         maximum: hard,
     };
-    // Otherwise it has those that it began with.
+    // On failure the initial limit stays.
     let _ = setrlimit(Resource::Nofile, limit);
 }
 
-/// Frame memory counts against RLIMIT_MEMLOCK, with that of all processes of the user,
-/// unless CAP_IPC_LOCK is there. True where there is no limit now.
+/// Lifts RLIMIT_MEMLOCK, against which the frame memory of all the user's processes
+/// counts unless they have CAP_IPC_LOCK. Returns whether there is no limit now.
 fn unlock_memory() -> bool {
     let hard = getrlimit(Resource::Memlock).maximum;
     let set = |most| {

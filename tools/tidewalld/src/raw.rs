@@ -11,17 +11,18 @@ const FIRST: RawFd = 3;
 
 static TAKEN: AtomicBool = AtomicBool::new(false);
 
-/// Takes the first descriptor that systemd has passed, and closes it on exec. To be asked
-/// before this process opens anything, and only if it was passed one.
+/// Takes the first descriptor that systemd passed, and sets close-on-exec. Must be called
+/// before this process opens anything, and only if systemd passed a descriptor.
 ///
 /// # Errors
-/// EBADF where there is none; NotFound the second time.
+/// EBADF if it is not open; NotFound on the second call.
 pub fn passed() -> io::Result<OwnedFd> {
     if TAKEN.swap(true, Ordering::Relaxed) {
         return Err(io::ErrorKind::NotFound.into());
     }
-    // SAFETY: the number is one that systemd passed to this very process, which nothing
-    // here has opened or closed, and it is taken once. One that is not open is forgotten.
+    // SAFETY: systemd passed this descriptor to this very process; nothing here has
+    // opened or closed it, and it is taken once. A descriptor that is not open is
+    // forgotten.
     let descriptor = unsafe { OwnedFd::from_raw_fd(FIRST) };
     match fcntl_setfd(&descriptor, FdFlags::CLOEXEC) {
         Ok(()) => Ok(descriptor),

@@ -1,5 +1,5 @@
-//! What systemd passes to a service in its environment, and what the service sends it
-//! (sd_notify(3), sd_listen_fds(3)). Without systemd nothing of it is there.
+//! The systemd interface: descriptors and settings in the environment, and the messages
+//! back (sd_notify(3), sd_listen_fds(3)). Without systemd all of it is absent.
 
 use std::env;
 use std::io::{self, IoSlice};
@@ -15,7 +15,7 @@ use rustix::net::{
 
 use crate::raw;
 
-/// How systemd calls the listening socket that it keeps for this service.
+/// The name under which systemd stores this service's listening socket.
 const STORED: &str = "tidewalld";
 
 /// A listening socket that systemd has passed.
@@ -23,15 +23,14 @@ const STORED: &str = "tidewalld";
 pub struct Passed {
     /// The socket.
     pub socket: OwnedFd,
-    /// Whether an earlier run of this service had it kept ([`store`]); else a socket unit
-    /// has opened it.
+    /// Whether an earlier run stored it ([`store`]); otherwise a socket unit opened it.
     pub stored: bool,
 }
 
-/// The socket that was opened for this process, if one was. To be asked first of all.
+/// Returns the socket that systemd opened for this process, if any. Must be called first.
 ///
 /// # Errors
-/// InvalidInput for more than one; EBADF where the environment is wrong.
+/// InvalidInput for more than one socket; EBADF if the environment is wrong.
 pub fn listener() -> io::Result<Option<Passed>> {
     let number = |name: &str| {
         env::var(name)
@@ -55,31 +54,31 @@ pub fn listener() -> io::Result<Option<Passed>> {
     }
 }
 
-/// How often the service is to say that it lives.
+/// Returns how often the service must report that it is alive.
 pub fn watchdog() -> Option<Duration> {
     let period: u64 = env::var("WATCHDOG_USEC").ok()?.parse().ok()?;
-    // Twice a period, as sd_watchdog_enabled(3) advises.
+    // Twice per period, as sd_watchdog_enabled(3) advises.
     Some(Duration::from_micros(period / 2))
 }
 
-/// Sends systemd a change of state, if it listens.
+/// Reports a change of state to systemd, if it listens.
 pub fn notify(state: &str) {
     send(state, None);
 }
 
-/// Has systemd keep a listening socket for the next run (FileDescriptorStoreMax=). False where
-/// there is no systemd.
+/// Stores a listening socket with systemd for the next run (FileDescriptorStoreMax=).
+/// Returns false without systemd.
 pub fn store(socket: &impl AsFd) -> bool {
     send(&format!("FDSTORE=1\nFDNAME={STORED}"), Some(socket.as_fd()));
     env::var_os("NOTIFY_SOCKET").is_some()
 }
 
-/// Has it keep that no longer.
+/// Removes the stored socket.
 pub fn forget() {
     notify(&format!("FDSTOREREMOVE=1\nFDNAME={STORED}"));
 }
 
-/// There is nobody else to report a failure to.
+/// There is no other channel to report a failure on.
 fn send(state: &str, descriptor: Option<BorrowedFd<'_>>) {
     let Some(path) = env::var_os("NOTIFY_SOCKET") else {
         return;

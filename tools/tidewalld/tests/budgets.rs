@@ -1,5 +1,5 @@
-//! Domains side by side on one processor: what a flood at one of them, or its many sockets,
-//! costs the other.
+//! Domains side by side on one processor: the cost to one of a flood at the other, or of
+//! its many sockets.
 
 mod support;
 
@@ -17,7 +17,8 @@ use tidewall_device::demux::layout::Counter;
 /// Users of the two domains, and their first ports.
 const USERS: [u32; 2] = [64_001, 64_002];
 const PORTS: [u16; 2] = [7000, 8000];
-/// Work of a service for each datagram: two that are flooded want more than one processor.
+/// Work of a service for each datagram: two flooded services want more than one
+/// processor.
 const WORK: Duration = Duration::from_micros(40);
 
 #[test]
@@ -37,7 +38,7 @@ fn pin(process: Option<Pid>, processor: usize) {
     sched_setaffinity(process, &set).unwrap();
 }
 
-/// A domain's process with so many sockets.
+/// Starts a domain's process with this many sockets.
 fn start(domain: usize, sockets: u16) -> Application {
     Application::start(&[
         ("TW_DOMAIN", domain.to_string()),
@@ -49,7 +50,8 @@ fn count_place(domain: usize) -> std::net::SocketAddr {
     ([127, 0, 0, 1], 20_000 + PORTS[domain]).into()
 }
 
-/// The counts of a domain's process so far: datagrams, and frames lost in its ring.
+/// Returns the counts of a domain's process so far: datagrams, and frames lost in its
+/// ring.
 fn had(domain: usize) -> [u64; 2] {
     let socket = UdpSocket::bind("127.0.0.1:0").unwrap();
     socket
@@ -62,7 +64,7 @@ fn had(domain: usize) -> [u64; 2] {
     [0, 1].map(|index| u64::from_ne_bytes(words[index]))
 }
 
-/// Threads of the kernel that poll the device run on the services' processor.
+/// Pins the kernel threads that poll the device to the services' processor.
 fn pin_pollers() {
     for thread in pollers() {
         pin(Some(thread), 0);
@@ -83,7 +85,7 @@ fn pollers() -> Vec<Pid> {
     found
 }
 
-/// Processor time of the threads that poll the device.
+/// Returns the CPU time of the threads that poll the device.
 fn polled() -> Duration {
     let times = pollers().into_iter().map(|thread| {
         let path = format!("/proc/{}/schedstat", thread.as_raw_pid());
@@ -93,7 +95,7 @@ fn polled() -> Duration {
     times.sum()
 }
 
-/// Weight of each domain, and time that it was charged.
+/// Returns the weight of each domain, and the time charged to it.
 fn charged() -> [(u32, Duration); 2] {
     let view = tidewall_manager::view::View::connect(&socket()).unwrap();
     let all = view.applications().unwrap();
@@ -116,7 +118,7 @@ fn flood(sockets: [u16; 2], ended: &AtomicBool) {
     }
 }
 
-/// Datagrams/s of each domain while so many of its sockets are flooded.
+/// Returns the datagrams/s of each domain while this many of its sockets are flooded.
 fn flooded(sockets: [u16; 2]) -> [f64; 2] {
     const WINDOW: Duration = Duration::from_secs(1);
     let ended = AtomicBool::new(false);
@@ -132,7 +134,7 @@ fn flooded(sockets: [u16; 2]) -> [f64; 2] {
     })
 }
 
-/// Sets what it holds when it goes, also where an assertion fails.
+/// Sets the flag when dropped, also if an assertion fails.
 struct Ends<'a>(&'a AtomicBool);
 
 impl Drop for Ends<'_> {
@@ -152,7 +154,7 @@ mod inside {
         let _services = [0, 1].map(|domain| start(domain, sockets[domain]));
         pin_pollers();
         let full = || trusted().counter(0, Counter::ApplicationFull);
-        // The best of several runs counts, beside other work.
+        // The best of several runs counts, because of other work on the machine.
         let (mut fairest, mut conserved) = (f64::MAX, 0f64);
         for _ in 0..3 {
             let alone = [flooded([100, 0])[0], flooded([0, 1])[1]];
@@ -196,7 +198,7 @@ mod inside {
         println!("charged {own:?} and {other:?} of {all:?}");
         assert_eq!(after.map(|(weight, _)| weight), [1, 4]);
         assert!(own > all / 2 && own <= all && other < own / 10);
-        // A thread that gets little of the processor is behind.
+        // A thread that gets little CPU time lags behind.
         for thread in pollers() {
             rustix::process::setpriority_process(Some(thread), 10).unwrap();
         }

@@ -39,13 +39,13 @@ fn who_connects_waits_for_a_descriptor() {
     run("who_connects_waits_for_a_descriptor");
 }
 
-/// A number of the environment's, or another.
+/// Returns a number from the environment, or the default.
 fn number(name: &str, otherwise: usize) -> usize {
     let text = std::env::var(name).ok();
     text.map_or(otherwise, |text| text.parse().expect(name))
 }
 
-/// Numbers that are the same each time (xorshift64*).
+/// Reproducible random numbers (xorshift64*).
 struct Random(u64);
 
 impl Random {
@@ -57,7 +57,8 @@ impl Random {
     }
 }
 
-/// Owns, disowns, leases and returns, and counts each that is done; its ports at the end.
+/// Owns, disowns, leases and returns, and counts each completed step; returns its ports
+/// at the end.
 fn work(client: &Client, first: u16, done: &AtomicU32, stop: &AtomicBool) -> Vec<(Protocol, u16)> {
     let listener = TcpListener::bind(("0.0.0.0", first)).unwrap();
     client.own_port(Protocol::Tcp, &listener).unwrap();
@@ -70,8 +71,8 @@ fn work(client: &Client, first: u16, done: &AtomicU32, stop: &AtomicBool) -> Vec
                 let socket = UdpSocket::bind("0.0.0.0:0").unwrap();
                 match client.own_port(Protocol::Udp, &socket) {
                     Ok(cookie) => held.push((cookie, socket)),
-                    // Another thread closed it while there was no manager, and the next one
-                    // waits for it to be presented.
+                    // Another thread closed it while there was no manager, and the next
+                    // manager waits for it to be presented.
                     Err(error) if error.kind() == std::io::ErrorKind::AddrInUse => {}
                     Err(error) => panic!("{error}"),
                 }
@@ -92,7 +93,7 @@ fn work(client: &Client, first: u16, done: &AtomicU32, stop: &AtomicBool) -> Vec
     let port = |socket: &UdpSocket| socket.local_addr().unwrap().port();
     let mut ports = vec![(Protocol::Tcp, first)];
     ports.extend(held.iter().map(|(_, socket)| (Protocol::Udp, port(socket))));
-    // Held beyond this thread, as the caller compares.
+    // Kept open beyond this thread, as the caller compares.
     std::mem::forget((listener, held));
     ports
 }
@@ -102,7 +103,7 @@ fn ports() -> Vec<(Protocol, u16)> {
     let owned = trusted().owned_ports().unwrap();
     let mut ports: Vec<_> = owned.into_iter().map(|of| (of.0, of.2)).collect();
     ports.sort();
-    // One of both families stands there twice.
+    // A port of both families is listed twice.
     ports.dedup();
     ports
 }
@@ -125,7 +126,7 @@ mod inside {
                 .map(|(first, client)| scope.spawn(move || work(client, first, done, stop)));
             let threads: Vec<_> = threads.collect();
             for _ in 0..number(KILLS, 15) {
-                // They have got on since it began: so far that all are there again.
+                // They have made progress since it began: enough that all have returned.
                 let until = done.load(Ordering::Relaxed) + 3 + random.below(40);
                 wait_until("requests are answered", || {
                     done.load(Ordering::Relaxed) >= until
@@ -141,7 +142,7 @@ mod inside {
             owned.sort();
             owned
         });
-        // One that has not asked since the last kill has not presented itself.
+        // A client that has not asked since the last kill has not presented itself.
         for client in &clients {
             client.counters().unwrap();
         }
@@ -152,7 +153,7 @@ mod inside {
         wait_until("they are gone", || {
             ports().is_empty() && applications().is_empty()
         });
-        // What the killed ones had ready is no more.
+        // The tables that the killed daemons had in stock are gone.
         wait_until("two are ready", || tables().len() == 2);
         assert_eq!(counters().blocks, 0);
         assert_eq!(std::fs::read_to_string(RESERVED).unwrap(), reserved);
@@ -177,7 +178,7 @@ mod inside {
         prlimit(Pid::from_raw(process as i32), Resource::Nofile, limit).unwrap();
         let connect = |_| Connection::connect(&socket()).unwrap();
         let connections: Vec<_> = (0..8).map(connect).collect();
-        // It does not turn round and round meanwhile.
+        // It does not spin meanwhile.
         let (begin, busy) = (Instant::now(), processor_time(process));
         thread::sleep(Duration::from_millis(500));
         let busy = processor_time(process) - busy;
@@ -229,7 +230,7 @@ mod inside {
                 })
                 .collect();
             for (mut child, steps) in children {
-                // Fewer if it ends before, which it does not of itself.
+                // Fewer if it ends before, which it does not do by itself.
                 let heard = BufReader::new(child.stdout.take().unwrap()).bytes();
                 let heard = heard.filter(|byte| byte.as_ref().is_ok_and(|&byte| byte == STEP));
                 assert_eq!(heard.take(steps as usize).count(), steps as usize);
@@ -252,11 +253,11 @@ mod inside {
             (counted.applications, counted.ports, counted.blocks),
             (0, 0, 0)
         );
-        // Some were asked to try again, while what they asked for was being made, and what
-        // they had got by then was cleared away, too.
+        // Some were asked to retry while their tables were being made; what they had
+        // received by then was cleared, too.
         assert!(counted.joined <= counted.cleared, "{counted:?}");
         assert!(counted.joined as usize >= clients / 2, "{counted:?}");
-        // The connection by which it was seen to listen may have been open before.
+        // The connection that showed it listening may have been open before.
         wait_until("its descriptors are closed", || descriptors() <= before);
         assert_eq!(std::fs::read_to_string(RESERVED).unwrap(), reserved);
         let grown = memory(daemon.0.id(), "RssAnon").saturating_sub(first);
@@ -267,16 +268,16 @@ mod inside {
         assert!(grown <= 1024, "{grown} KiB more");
     }
 
-    /// Processes that live at once.
+    /// Processes alive at the same time.
     const AT_ONCE: usize = 6;
-    /// Of tables and of pairs that a daemon has ready (docs/manager.md).
+    /// Tables and pairs that a daemon keeps in stock (docs/manager.md).
     const READY: usize = 4;
-    /// What one says after each step, and the test harness does not.
+    /// Printed by a process after each step, and never by the test harness.
     const STEP: u8 = b'#';
-    /// After fewer of its steps one is killed.
+    /// A process is killed after fewer steps than this.
     const STEPS: u32 = 12;
 
-    /// A process of a user that says when each of its steps is done.
+    /// Starts a process of a user that reports each of its steps.
     fn short_lived(number: u32, user: u32) -> Child {
         Command::new(std::env::current_exe().unwrap())
             .args([
@@ -301,7 +302,7 @@ mod inside {
             out.write_all(&[STEP]).and_then(|()| out.flush()).unwrap();
         };
         as_user(of("TW_USER") as u32, || {
-            // One of two is private, with a queue.
+            // Every second one is private, with a queue.
             let join = match of("TW_NUMBER") % 2 {
                 0 => join(),
                 _ => Join {
@@ -313,7 +314,8 @@ mod inside {
             step();
             let port = 8000 + of("TW_NUMBER") as u16;
             loop {
-                // The manager closes an ended process's holders once it has heard of the end.
+                // The manager closes an ended process's holders once it has noticed the
+                // end.
                 let (mut listener, mut datagrams) = (None, None);
                 wait_until("the port is free", || {
                     (listener, datagrams) = (None, None);

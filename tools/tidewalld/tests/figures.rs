@@ -1,4 +1,4 @@
-//! What a manager costs: `cargo test --release -p tidewalld --test figures -- --ignored
+//! The cost of a manager: `cargo test --release -p tidewalld --test figures -- --ignored
 //! --nocapture --exact a_manager_costs`, as root and without other work on the machine.
 
 mod support;
@@ -14,16 +14,16 @@ use tidewall_manager::client::Client;
 use tidewall_manager::connection::Connection;
 use tidewall_manager::protocol::{Answer, Empty, JOIN_PRIVATE, Join, Request};
 
-/// How often what changes nothing is asked.
+/// Number of requests that change nothing.
 const REQUESTS: usize = 2_000;
-/// Listeners, each of which a port is owned for.
+/// Listeners, each of which owns a port.
 const LISTENERS: usize = 400;
 /// Domains at once, and connections of all of them.
 const DOMAINS: u32 = 100;
 const CONNECTIONS: u32 = 100_000;
-/// How often an application is made.
+/// Number of applications created.
 const JOINS: usize = 50;
-/// The same with queues, and how long nobody asks for anything before each.
+/// The same with queues, and the idle time before each.
 const QUEUE_JOINS: usize = 20;
 const IDLE: Duration = Duration::from_millis(300);
 
@@ -33,7 +33,7 @@ fn a_manager_costs() {
     run_within("a_manager_costs", 100);
 }
 
-/// Prints quantiles of what a request takes, and the daemon's part in it.
+/// Prints quantiles of the duration of a request, and the daemon's share of it.
 fn report(what: &str, daemon: u32, times: usize, mut request: impl FnMut(usize)) {
     let before = processor_time(daemon);
     let took: Vec<Duration> = (0..times)
@@ -59,8 +59,8 @@ fn print(what: &str, mut took: Vec<Duration>, processor_time: Duration) {
     );
 }
 
-/// Prints the manager's part of joining, with all queues of a device that nobody has had for
-/// a while: from the request to the last message of the answer.
+/// Prints the manager's share of joining, with all queues of a device that has been free
+/// for a while: from the request to the last message of the answer.
 fn report_joins(daemon: u32) {
     let (mut took, mut on_processor) = (Vec::new(), Duration::ZERO);
     let mut tries = 0;
@@ -69,7 +69,7 @@ fn report_joins(daemon: u32) {
         assert!(tries <= 2 * QUEUE_JOINS, "the queues are not free");
         let connection = Connection::connect(&socket()).unwrap();
         let join = Request::Join(Join { flags: 0, ..join() });
-        // The kernel has let go of the queue, and what is taken is ready again.
+        // The kernel has released the queue, and the stock has been refilled.
         std::thread::sleep(IDLE);
         let before = processor_time(daemon);
         let start = Instant::now();
@@ -81,15 +81,16 @@ fn report_joins(daemon: u32) {
         };
         received.extend((0..joined.queues).map(|_| receive()));
         took.push(start.elapsed());
-        // While it is charged with what it does after that.
+        // While its further work is charged to it.
         std::thread::sleep(IDLE / 10);
         on_processor += processor_time(daemon) - before;
     }
     print("an application joined, with queues", took, on_processor);
 }
 
-/// Prints what a join's figure has of an exchange as such, with two threads that wake up after
-/// as long: that of a request which the manager refuses without a look at anything.
+/// Prints the cost of the exchange itself within a join's figure, with two threads that
+/// wake up after as long: that of a request that the manager rejects without examining
+/// anything.
 fn report_least(daemon: u32) {
     let connection = Connection::connect(&socket()).unwrap();
     let before = processor_time(daemon);
@@ -158,7 +159,7 @@ mod inside {
         drop(one);
         wait_until("it is gone", || counters().applications == 0);
 
-        // Each domain is a user, with a queue of its own, ports and a block.
+        // Each domain is a user, with its own queue, ports and block.
         let private = Join {
             flags: JOIN_PRIVATE,
             ..join()

@@ -1,4 +1,4 @@
-//! Private applications of which one is flooded, or lies to the driver program about it.
+//! Private applications, one of which is flooded, or lies to the driver program about it.
 
 mod support;
 
@@ -19,7 +19,7 @@ const USER: u32 = 65_534;
 /// Port of the application that is asked, and of the one that is flooded.
 const ASKED: u16 = 7007;
 const FLOODED: u16 = 7008;
-/// Frames that its channel takes, as a socket's does.
+/// Frames that its channel accepts, as many as a socket's.
 const LIMIT: u32 = 512;
 /// An answer that takes longer is lost, on a busy machine, too.
 const LOST: Duration = Duration::from_secs(2);
@@ -34,11 +34,11 @@ fn an_application_that_claims_frames_harms_itself() {
     run_with_peer("an_application_that_claims_frames_harms_itself", 60);
 }
 
-/// A private application that takes no frame.
+/// A private application that receives no frames.
 struct Idle {
     client: Client,
     tables: ApplicationTables,
-    // Its queue is there as long as this.
+    // Its queue exists as long as this.
     _handed: tidewall_manager::client::Handed,
 }
 
@@ -68,13 +68,13 @@ impl Idle {
     }
 }
 
-/// The socket that is asked.
+/// Binds the socket that is queried.
 fn bind(stack: &Stack) -> tidewall::UdpSocket {
     let at = ([0, 0, 0, 0], ASKED).into();
     as_user(USER, || tidewall::UdpSocket::bind(stack, at).unwrap())
 }
 
-/// Echoes, until it gets an empty datagram.
+/// Echoes, until it receives an empty datagram.
 fn echoes(end: &tidewall::UdpSocket) {
     let mut buffer = [0; 64];
     loop {
@@ -86,7 +86,8 @@ fn echoes(end: &tidewall::UdpSocket) {
     }
 }
 
-/// Asks so often beside a flood of the other port. Returns how many answers were lost.
+/// Sends this many requests beside a flood of the other port. Returns how many answers
+/// were lost.
 fn ask_beside_flood(times: u32) -> u32 {
     let (ended, sent) = (AtomicBool::new(false), AtomicU32::new(0));
     at_peer(|| {
@@ -112,7 +113,7 @@ fn ask_beside_flood(times: u32) -> u32 {
             };
             let asked = (0..times).filter(|number| !ask(&number.to_ne_bytes()));
             let lost = asked.count() as u32;
-            // Answers may come faster than a flood that fills a channel.
+            // Answers may arrive faster than a flood that fills a channel.
             wait_until("it was a flood", || {
                 sent.load(Ordering::Relaxed) > 2 * LIMIT
             });
@@ -170,13 +171,13 @@ mod inside {
         let end = bind(&stack);
         std::thread::scope(|scope| {
             scope.spawn(|| as_user(USER, || echoes(&end)));
-            // An honest one, whose channel is full.
+            // An honest application, whose channel is full.
             let honest = Idle::join();
             let beside_honest = ask_beside_flood(ASKS);
             assert_eq!(honest.tables.head(0, 1), LIMIT);
             drop(honest);
-            // Frames claimed: more than a difference can say, all that it can say, any number
-            // with all of them for quiet channels.
+            // Frames claimed: more than a difference can express, the most that it can,
+            // and any number with all of them for quiet channels.
             for (given, spare) in [(1 << 31, 0), (i32::MAX as u32, 0), (0, u32::MAX)] {
                 wait_until("the last one is gone", || counters().applications == 1);
                 let lies = Idle::join();
@@ -189,7 +190,8 @@ mod inside {
                     lost <= beside_honest,
                     "{lost} of {ASKS} lost beside {given} and {spare}, {beside_honest} beside an honest one"
                 );
-                // The driver program keeps on counting, and its socket takes what it holds.
+                // The driver program continues counting, and its socket accepts its
+                // share.
                 let (admitted, dropped) = (lies.tables.head(0, 1), lies.tables.total_dropped(0));
                 println!("given {given}, spare {spare}: {admitted} admitted, {dropped} dropped");
                 assert!(u64::from(admitted) + dropped > u64::from(LIMIT));

@@ -1,4 +1,4 @@
-//! Local users who want to freeze, fill or blind the manager, and a client beside them.
+//! Local users who try to freeze, fill or blind the manager, and a client beside them.
 
 mod support;
 
@@ -25,7 +25,7 @@ use tidewall_manager::view::View;
 const HOSTILE: u32 = 65_001;
 /// A user who may not join.
 const STRANGER: u32 = 65_002;
-/// For as long as this a hostile sender has its socket wait when that is closed.
+/// How long a hostile sender makes its socket block on close.
 const LINGERS: Duration = Duration::from_secs(20);
 /// Longer than any answer takes on a busy machine, and much shorter than [`LINGERS`].
 const AT_MOST: Duration = Duration::from_secs(2);
@@ -79,7 +79,8 @@ fn hostile_clients_cost_others_little() {
     run_within("hostile_clients_cost_others_little", 180);
 }
 
-/// A socket whose close waits, with data that its peer does not read, and that peer.
+/// Returns a socket whose close blocks, with data that its peer does not read, and that
+/// peer.
 fn lingering() -> (TcpStream, TcpListener) {
     let listener = TcpListener::bind("127.0.0.1:0").unwrap();
     let mut stream = TcpStream::connect(listener.local_addr().unwrap()).unwrap();
@@ -90,7 +91,8 @@ fn lingering() -> (TcpStream, TcpListener) {
     (stream, listener)
 }
 
-/// The longest of some questions that root asks the manager, each by a connection of its own.
+/// Returns the longest of several queries to the manager by root, each on its own
+/// connection.
 fn longest_wait() -> Duration {
     let asked = |_| {
         let begun = Instant::now();
@@ -100,13 +102,13 @@ fn longest_wait() -> Duration {
     (0..20).map(asked).max().unwrap()
 }
 
-/// What comes next by a connection; `None` at its end.
+/// Returns the next answer on a connection; `None` at its end.
 fn next(connection: &Connection) -> Option<Answer> {
     let received = connection.receive().unwrap()?;
     Some(Answer::parse(&received.bytes).unwrap().1)
 }
 
-/// The errno of a refusal that comes next.
+/// Returns the errno of the next answer, a refusal.
 fn refusal(connection: &Connection) -> i32 {
     match next(connection) {
         Some(Answer::Error(failure)) => failure.errno,
@@ -114,14 +116,14 @@ fn refusal(connection: &Connection) -> i32 {
     }
 }
 
-/// Whether something comes by a connection, its end included, within a time.
+/// Returns whether a connection delivers anything, its end included, within a time.
 fn comes_within(connection: &Connection, time: Duration) -> bool {
     let mut descriptors = [PollFd::new(connection, PollFlags::IN)];
     let timeout = Timespec::try_from(time).unwrap();
     poll(&mut descriptors, Some(&timeout)).unwrap() > 0
 }
 
-/// An application without a library, which has ports alone.
+/// Returns an application without a library, which has only ports.
 fn joined() -> Connection {
     joined_with_token().0
 }
@@ -145,7 +147,7 @@ fn joined_with_token() -> (Connection, [u8; 16]) {
     }
 }
 
-/// Passes a socket whose close waits; the manager's copy is the last.
+/// Passes a socket whose close blocks; the manager's copy is the last.
 fn pass_lingering(connection: &Connection) -> io::Result<TcpListener> {
     let (stream, peer) = lingering();
     let port = Port {
@@ -174,12 +176,12 @@ mod inside {
         });
         let waited = longest_wait();
         assert!(waited < AT_MOST, "beside an application: {waited:?}");
-        // Left in its connection when that ends, behind one that is looked at.
+        // Left in its connection when that ends, behind one that is examined.
         let _peers: Vec<_> = (0..3).map(|_| pass_lingering(&application)).collect();
         drop(application);
         let waited = longest_wait();
         assert!(waited < AT_MOST, "after its end: {waited:?}");
-        // By one who may not join, or has not; the kernel may refuse to pass them.
+        // By a user who may not join, or has not; the kernel may refuse to pass them.
         for user in [STRANGER, TRUSTED] {
             let _peer = as_user(user, || {
                 let connection = Connection::connect(&socket()).unwrap();
@@ -199,19 +201,19 @@ mod inside {
         assert!(comes_within(&stranger, AT_MOST));
         assert_eq!(refusal(&stranger), libc::EPERM);
         assert_eq!(next(&stranger), None);
-        // The library hears why, whether it asks before that or after.
+        // The library learns the reason, whether it asks before or after.
         for _ in 0..20 {
             let refused = as_user(STRANGER, || Client::join(&socket(), &join()).unwrap_err());
             assert_eq!(refused.kind(), io::ErrorKind::PermissionDenied, "{refused}");
             assert!(refused.to_string().contains("may not join"), "{refused}");
         }
-        // A user who may has a second for it.
+        // A permitted user has a second for it.
         let begun = Instant::now();
         let idle = as_user(HOSTILE, || Connection::connect(&socket()).unwrap());
         assert!(comes_within(&idle, 10 * AT_MOST));
         assert!(begun.elapsed() >= Duration::from_millis(900));
         assert_eq!(next(&idle), None);
-        // Root looks as long as it likes.
+        // Root may take any time.
         looker.counters().unwrap();
         assert_eq!(counters().clients, 2);
     }
@@ -273,12 +275,12 @@ mod inside {
         assert!(ended.contains("may not join"), "{ended}");
         wait_until("it is cleared away", || applications().is_empty());
         assert_eq!(counters().presented, 0);
-        // As what it may be now.
+        // In the permitted mode.
         let again = as_user(HOSTILE, || Client::join(&socket(), &private).unwrap());
         assert_eq!(again.0.joined().private, 1);
     }
 
-    /// Has users connect until they may not, and again when they are thrown out.
+    /// Makes users connect up to the limit, and again when they are disconnected.
     fn flood(users: std::ops::Range<u32>, over: &AtomicBool) {
         std::thread::scope(|scope| {
             for user in users {
@@ -330,12 +332,12 @@ mod inside {
         });
     }
 
-    /// Applications that a user joins and ends, keeping a part of what each was handed, until
-    /// no more is had; what is kept.
+    /// Makes a user join and end applications, keeping part of what each received, until
+    /// no more are admitted; returns the kept parts.
     fn hoard(keep: impl Fn(&Connection, Vec<OwnedFd>) -> Vec<OwnedFd>) -> Vec<Vec<OwnedFd>> {
         let mut kept = Vec::new();
         let end = Instant::now() + Duration::from_secs(60);
-        // Some are refused while pairs are made.
+        // Some are rejected while pairs are made.
         let mut refused = Instant::now();
         while refused.elapsed() < Duration::from_secs(3) && Instant::now() < end {
             let connection = Connection::connect(&socket()).unwrap();
@@ -411,7 +413,7 @@ mod inside {
                 as_user(user, || {
                     let (client, handed) = Client::join(&socket(), &large(flags)).unwrap();
                     assert_eq!(handed.queues[0].shape().frames, 65_536);
-                    // Twice of it is more than the user may have.
+                    // Twice as much exceeds the user's limit.
                     let refused = Client::join(&socket(), &large(flags))
                         .map(drop)
                         .unwrap_err();
@@ -428,7 +430,8 @@ mod inside {
         });
     }
 
-    /// The longest wait of root's questions and of an application's beside something hostile.
+    /// Returns the longest wait for queries of root and of an application beside a
+    /// hostile user.
     fn beside(what: &str, own: &Client, hostile: impl Fn(&AtomicBool) + Sync) {
         let over = AtomicBool::new(false);
         let longest = std::thread::scope(|scope| {
@@ -465,7 +468,7 @@ mod inside {
             as_user(HOSTILE, || {
                 let mut peers = Vec::new();
                 until(over, &mut || {
-                    // Places run out while its thread is stuck.
+                    // The manager runs out of places while its thread is stuck.
                     let Ok(connection) = Connection::connect(&socket()) else {
                         return;
                     };
@@ -509,7 +512,7 @@ mod inside {
             flags: JOIN_PRIVATE,
             ..join()
         };
-        // Another user's, as that of the descriptors above is stuck.
+        // Another user's, as the one of the descriptors above is stuck.
         let (held, refused) = as_user(STRANGER, || {
             let mut held = 0;
             let mut kept = Vec::new();
@@ -540,7 +543,7 @@ mod inside {
         let (application, token) = joined_with_token();
         drop((daemon, application));
         let daemon = start().0;
-        // Its loop turns.
+        // Its loop runs.
         assert_eq!(counters().applications, 1);
         let process = Pid::from_child(&daemon.0);
         kill_process(process, Signal::STOP).unwrap();
@@ -559,7 +562,7 @@ mod inside {
     }
 }
 
-/// Sets what it holds when it goes, also where an assertion fails.
+/// Sets the flag when dropped, also if an assertion fails.
 struct Over<'a>(&'a AtomicBool);
 
 impl Drop for Over<'_> {

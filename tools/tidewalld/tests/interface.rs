@@ -1,5 +1,5 @@
-//! What becomes of a daemon whose interface, or the file system of its pins, is not as it
-//! should be: it is said, with what helps.
+//! A daemon whose interface, or whose file system of pins, is not as it should be: it
+//! reports the cause and the remedy.
 
 mod support;
 
@@ -43,7 +43,7 @@ fn a_bpffs_directory_of_another_user_is_refused() {
 
 const RENAMED: &str = "tw-new";
 
-/// A daemon with private mode, once its pairs are ready.
+/// Starts a daemon with private mode, once its pairs are in stock.
 fn start_private() -> Daemon {
     let (daemon, _) = start_with(command().args(["--private", "any", "--ports", "1-65535"]));
     wait_until("pairs are ready", || interfaces() == 3 + 2 * (1 + 4));
@@ -77,7 +77,7 @@ mod inside {
     #[ignore = "started by the test of this name"]
     fn a_renamed_interface_is_followed() {
         let daemon = start_private();
-        // Its end is not.
+        // Its other end is not.
         ip("link set tw-peer name tw-other");
         ip(&format!("link set {INTERFACE} down"));
         ip(&format!("link set {INTERFACE} name {RENAMED}"));
@@ -93,7 +93,7 @@ mod inside {
         assert_eq!((client.joined().mtu, handed.queues.len()), (1500, 1));
         drop((client, handed));
         let (client, handed) = loop {
-            // While the private one's end is not heard of.
+            // Until the end of the private one is noticed.
             match Client::join(&socket(), &direct()) {
                 Err(error) if error.kind() == ErrorKind::ResourceBusy => {}
                 joined => break joined.unwrap(),
@@ -133,7 +133,7 @@ mod inside {
             "{text}"
         );
 
-        // Another of that name is taken over from the beginning.
+        // Another interface of that name is taken over from the beginning.
         let add = format!("link add {INTERFACE} type veth peer name tw-peer");
         let up = || {
             ip(&add);
@@ -149,7 +149,7 @@ mod inside {
         client().lease(Protocol::Udp).unwrap();
         kill(daemon);
 
-        // What went while nobody looked is given back, too.
+        // The interface that disappeared meanwhile is given back, too.
         ip(&format!("link del {INTERFACE}"));
         assert!(command().arg("--remove").status().unwrap().success());
         assert!(!pins().exists());
@@ -175,7 +175,7 @@ mod inside {
         };
         let is_elsewhere = || at_peer(|| is_attached(INTERFACE));
 
-        // While the daemon lives, which says what it cannot put back.
+        // While the daemon lives, which reports what it cannot restore.
         let (mut daemon, said) =
             start_saying(command().args(["--private", "any", "--ports", "1-65535"]));
         let (application, handed) = Client::join(&socket(), &direct()).unwrap();
@@ -197,7 +197,7 @@ mod inside {
         is_clean();
         drop((application, handed));
 
-        // While there is none; another has its name and its number meanwhile.
+        // Without a daemon; another interface has its name and its index meanwhile.
         back();
         let index = tidewall_sys::interface::index(INTERFACE).unwrap();
         let (daemon, _) = start();
@@ -237,7 +237,7 @@ mod inside {
         let cure = "is not in bpffs: mount -t bpf -o mode=0700 bpf /sys/fs/bpf";
         assert!(text.contains(cure), "{text}");
         assert!(!elsewhere.exists());
-        // A file system in which nobody makes directories.
+        // A file system without writable directories.
         let text = refused(&mut pins_at("/proc/tw-pins"));
         assert!(
             text.contains("mount -t bpf -o mode=0700 bpf /sys/fs/bpf"),
@@ -255,7 +255,7 @@ mod inside {
             assert!(text.contains("mount -o remount,rw"), "{text}");
             remount("rw");
         };
-        // With nothing there, and with what a daemon has left.
+        // With nothing there, and with a daemon's leftovers.
         is_refused(&mut command());
         kill(start().0);
         is_refused(&mut command());
@@ -266,13 +266,13 @@ mod inside {
     #[test]
     #[ignore = "started by the test of this name"]
     fn a_bpffs_directory_of_another_user_is_refused() {
-        // As `mount -t bpf` has it without a mode: any user makes directories.
+        // `mount -t bpf` without a mode: any user can create directories.
         let mode = std::os::unix::fs::PermissionsExt::from_mode(0o1777);
         std::fs::set_permissions(directory(), mode).unwrap();
         let user = TRUSTED + 1;
         let taken = directory().join("taken");
         as_user(user, || std::fs::create_dir(&taken).unwrap());
-        // Root without CAP_DAC_OVERRIDE makes none in it.
+        // Root without CAP_DAC_OVERRIDE cannot create any in it.
         let below = (taken.join("below"), "Permission denied".to_owned());
         for (pins, why) in [(taken, format!("is user {user}")), below] {
             let mut command = Command::new(DAEMON);

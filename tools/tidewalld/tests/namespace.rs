@@ -1,4 +1,4 @@
-//! What the daemon grants and to whom, by its clients and by raw ones.
+//! The rights that the daemon grants, tested by its clients and by raw ones.
 
 mod support;
 
@@ -85,7 +85,7 @@ fn without_a_socket_nothing_is_attached() {
     run("without_a_socket_nothing_is_attached");
 }
 
-/// A daemon to which systemd passes a socket, with a path of its own.
+/// Returns a daemon to which systemd passes a socket, with its own path.
 fn passed(listener: &impl AsFd, path: &Path) -> Command {
     let own = command();
     let arguments = own.get_args().map(|argument| match argument == socket() {
@@ -104,7 +104,7 @@ fn passed(listener: &impl AsFd, path: &Path) -> Command {
     command
 }
 
-/// Where a daemon notifies systemd.
+/// The socket on which a daemon notifies systemd.
 struct Notified {
     socket: UnixDatagram,
     path: PathBuf,
@@ -123,7 +123,7 @@ fn notified() -> Notified {
 }
 
 impl Notified {
-    /// The next state, and what goes beside it.
+    /// Returns the next state, and the descriptors beside it.
     fn hear(&self) -> (String, Vec<OwnedFd>) {
         let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(4))];
         let mut ancillary = RecvAncillaryBuffer::new(&mut space);
@@ -192,11 +192,11 @@ mod inside {
         let before = frames();
         let sender = UdpSocket::bind("10.78.0.1:0").unwrap();
         wait_until("frames are counted", || {
-            // Its neighbour is asked for, whom nobody knows.
+            // This makes it resolve a neighbour that does not exist.
             let _ = sender.send_to(b"anybody?", "10.78.0.9:9");
             frames() > before
         });
-        // One dies with the daemon, the other lives on.
+        // One dies with the daemon, the other survives.
         drop(other);
         drop(socket_of_other);
 
@@ -207,20 +207,20 @@ mod inside {
         assert_eq!((counters.presented, counters.ports), (1, 2));
         assert_eq!(counters.blocks, 1);
         wait_until("the other is cleared away", || owned() == both[1..]);
-        // The first kept what it had.
+        // The first kept its ports.
         let counters = one.counters().unwrap();
         assert_eq!(
             (counters.applications, counters.ports, counters.blocks),
             (1, 1, 1)
         );
         one.return_lease(&block);
-        // Its answer comes after that is done.
+        // The answer arrives after that is done.
         one.counters().unwrap();
         assert_eq!(std::fs::read_to_string(RESERVED).unwrap(), reserved);
         drop(one);
         wait_until("nothing is owned", || owned().is_empty());
 
-        // To its end by a signal: all goes on, too.
+        // Ended by a signal: everything continues, too.
         let pid = rustix::process::Pid::from_child(&daemon.0);
         rustix::process::kill_process(pid, rustix::process::Signal::TERM).unwrap();
         let mut daemon = daemon;
@@ -238,13 +238,13 @@ mod inside {
     #[ignore = "started by the test of this name"]
     fn ports_are_owned_by_those_who_hold_them() {
         let (_daemon, _) = start();
-        // Who is not trusted gets nothing.
+        // An untrusted user receives nothing.
         let error = as_user(TRUSTED + 1, || {
             Client::join(&socket(), &join()).unwrap_err()
         });
         assert_eq!(error.kind(), ErrorKind::PermissionDenied, "{error}");
         assert!(error.to_string().contains("--trust"), "{error}");
-        // Who is needs no privilege for the rest.
+        // A trusted user needs no privilege for the rest.
         let application = as_user(TRUSTED, || {
             let (client, handed) = Client::join(&socket(), &join()).unwrap();
             let joined = client.joined();
@@ -258,7 +258,7 @@ mod inside {
             .unwrap();
             let listener = TcpListener::bind("[::]:8080").unwrap();
             client.own_port(Protocol::Tcp, &listener).unwrap();
-            // Below 1024 the kernel has refused already.
+            // Below 1024 the kernel has rejected it already.
             let refused = TcpListener::bind("0.0.0.0:80").unwrap_err();
             assert_eq!(refused.kind(), ErrorKind::PermissionDenied);
             (client, listener)
@@ -282,10 +282,11 @@ mod inside {
         other.own_port(Protocol::Udp, &theirs).unwrap();
 
         wrong_holders_are_refused();
-        // Without a word: its end is enough.
+        // Silently: its end is enough.
         drop(other);
         wait_until("it hung up", || owned().is_empty());
-        // A second of the same port, while the first's end is not heard of, is free.
+        // A second socket on the same port may be owned before the first's end is
+        // noticed.
         let listener = TcpListener::bind("0.0.0.0:7001").unwrap();
         one.own_port(Protocol::Tcp, &listener).unwrap();
         drop(listener);
@@ -370,7 +371,7 @@ mod inside {
         kill_process(Pid::from_child(&daemon.0), Signal::TERM).unwrap();
         assert!(daemon.0.wait().unwrap().success());
         assert!(!socket().exists());
-        // One that was killed leaves it, and `--remove` takes it away.
+        // A killed daemon leaves it, and `--remove` removes it.
         drop(start());
         assert!(socket().exists() && places::is_dead(&socket()));
         assert!(command().arg("--remove").status().unwrap().success());
@@ -381,7 +382,7 @@ mod inside {
         let text = refused(wrong.arg("--socket").arg(socket()));
         assert!(text.contains("tw-none"), "{text}");
         assert!(!socket().exists());
-        // Another's, which is listened at, stays.
+        // Another daemon's socket, which has a listener, stays.
         let _other = Listener::bind(&socket()).unwrap();
         assert!(!places::is_dead(&socket()));
         assert!(command().arg("--remove").status().unwrap().success());
@@ -425,11 +426,12 @@ mod inside {
         for address in [permanent, noarp] {
             resolve(0, address).unwrap();
         }
-        // One that becomes permanent after it was asked for.
+        // An entry that becomes permanent after the request.
         let later: IpAddr = [10, 77, 0, 4].into();
         resolve(0, later).unwrap();
         add(later, "permanent");
-        // No neighbour: this host's own, for all, multicast, behind no route of the interface.
+        // Not neighbours: this host's own address, for all, multicast, and behind no
+        // route of the interface.
         for address in [
             [10, 77, 0, 1],
             [10, 77, 0, 255],
@@ -442,7 +444,7 @@ mod inside {
         }
         let multicast: IpAddr = "ff02::1".parse().unwrap();
         assert!(resolve(0, multicast).is_err());
-        // A user's share, whichever of the applications asks.
+        // A user's share, whichever application asks.
         let kept = || {
             let mut netlink = Rtnetlink::open().unwrap();
             netlink.kept_neighbours(index, 0x54).unwrap().len()
@@ -469,7 +471,7 @@ mod inside {
             netlink.kept_neighbours(index, 0x54).unwrap()
         };
         let (daemon, _) = start();
-        // Another's is nothing of ours.
+        // The entry of another program is not the manager's business.
         ip(&format!(
             "neigh add 10.77.0.7 lladdr 2:0:0:0:0:7 dev {INTERFACE}"
         ));
@@ -479,7 +481,7 @@ mod inside {
             let received = connection.receive().unwrap().unwrap();
             Answer::parse(&received.bytes).unwrap().1
         };
-        // Who is too early asks again.
+        // A client that is too early retries.
         let join = |connection: &Connection| {
             wait_until("it has joined", || {
                 matches!(ask(connection, &Request::Join(join())), Answer::Joined(_))
@@ -492,7 +494,7 @@ mod inside {
         });
         assert_eq!(ask(&connection, &resolve), Answer::Done(Empty {}));
         assert_eq!(kept(), [wanted]);
-        // Not by a flush, which gives up where the daemon is as quick as it is.
+        // Not by a flush, which gives up if the daemon is as fast.
         ip(&format!("neigh del {wanted} dev {INTERFACE}"));
         wait_until("a deleted neighbour is back", || kept() == [wanted]);
         ip(&format!("link set {INTERFACE} down"));
@@ -501,7 +503,7 @@ mod inside {
         drop(connection);
         wait_until("nobody asks for it any more", || kept().is_empty());
 
-        // Those of a manager that died are found.
+        // The entries of a dead manager are found.
         let connection = Connection::connect(&socket()).unwrap();
         join(&connection);
         assert_eq!(ask(&connection, &resolve), Answer::Done(Empty {}));
@@ -601,7 +603,7 @@ mod inside {
             assert!(text.contains(&format!("lacks CAP_{name}:")), "{text}");
             assert!(text.contains("run it as root"), "{text}");
         }
-        // Also what gives everything back.
+        // And for giving everything back.
         assert!(command().arg("--remove").status().unwrap().success());
     }
 
@@ -612,7 +614,7 @@ mod inside {
         command.args(["--interface", INTERFACE]);
         command.arg("--pins").arg(pins());
         let text = refused(command.args(["--socket", "/nonexistent/socket"]));
-        // Whoever reads that it began may connect.
+        // A client that reads "began" may connect.
         assert!(!text.contains("event=began"), "{text}");
         assert!(!is_attached(INTERFACE));
     }
@@ -621,7 +623,7 @@ mod inside {
     #[ignore = "started by the test of this name"]
     fn a_stored_socket_is_taken_up_again() {
         let notified = notified();
-        // Its own, which systemd is to keep.
+        // Its own socket, which systemd must keep.
         let mut child = command()
             .env("NOTIFY_SOCKET", &notified.path)
             .spawn()
@@ -632,7 +634,7 @@ mod inside {
         assert_eq!(notified.hear().0, "READY=1");
         child.kill().unwrap();
         child.wait().unwrap();
-        // Who connects now waits.
+        // A client that connects now waits.
         let waiting = Connection::connect(&socket()).unwrap();
         let (_daemon, said) =
             start_with(passed(&stored, &socket()).env("LISTEN_FDNAMES", "tidewalld"));
@@ -663,10 +665,10 @@ mod inside {
             })
         };
         let holder = UdpSocket::bind("0.0.0.0:7100").unwrap();
-        // Descriptors pass after Join alone.
+        // Descriptors may be passed only after Join.
         let too_early = ask(own(7100, 17), None);
         assert_eq!(too_early, Errno::NOTCONN.raw_os_error());
-        // Who is too early asks again.
+        // A client that is too early retries.
         wait_until("it has joined", || ask(Request::Join(join()), None) == 0);
         for (port, protocol) in [(7101, 17), (7100, 6), (0, 17)] {
             let errno = ask(own(port, protocol), Some(&holder));
@@ -689,7 +691,7 @@ mod inside {
         let reserved = std::fs::read_to_string(RESERVED).unwrap();
         let last = block.first + (block.count - 1);
         assert_eq!(reserved.trim(), format!("{}-{last}", block.first));
-        // Where a socket is, no block is.
+        // No block is leased at an existing socket.
         let taken = UdpSocket::bind(("0.0.0.0", block.first + block.count)).unwrap();
         let second = client.lease(Protocol::Udp).unwrap();
         assert_eq!(second.first, block.first + 2 * block.count);
@@ -698,7 +700,7 @@ mod inside {
         let leased = ports.iter().filter(|of| of.2 >= 32_768).count();
         // On all addresses of both families.
         assert_eq!(leased, 2 * usize::from(block.count + second.count));
-        // And from others who would bind them by themselves.
+        // And protected from users who would bind them themselves.
         let taken = TcpListener::bind(("0.0.0.0", block.first)).map(drop);
         taken.unwrap();
         let refused = UdpSocket::bind(("0.0.0.0", block.first)).unwrap_err();

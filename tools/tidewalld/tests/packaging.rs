@@ -1,5 +1,5 @@
-//! The units in `packaging/systemd` and the container recipe of `docs/manager.md`: that
-//! what reads them takes them, and that what they name is there and suffices.
+//! The units in `packaging/systemd` and the container recipe of `docs/manager.md`: their
+//! readers accept them, and whatever they name exists and suffices.
 
 mod support;
 
@@ -19,7 +19,7 @@ use tidewall_manager::protocol::{JOIN_PRIVATE, Join};
 const ROOT: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../..");
 const SERVICE: &str = "tidewalld@.service";
 const SOCKET: &str = "tidewalld@.socket";
-/// Where a package puts it.
+/// Path at which a package installs it.
 const INSTALLED: &str = "/usr/bin/tidewalld";
 
 #[test]
@@ -30,8 +30,8 @@ fn what_is_packaged_has_the_privileges_it_needs() {
     }
 }
 
-/// As docker would, but for its image and seccomp's filter: in namespaces for processes,
-/// mounts and names, a root directory of its own and the network of the host.
+/// A container like docker's, but without its image and seccomp's filter: namespaces for
+/// processes, mounts and names, its own root directory, and the network of the host.
 #[test]
 fn a_container_by_the_recipe_serves() {
     let test = "a_container_by_the_recipe_serves";
@@ -43,7 +43,7 @@ fn a_container_by_the_recipe_serves() {
 #[test]
 fn the_unit_lets_the_daemon_call_what_it_calls() {
     let test = "the_unit_lets_the_daemon_call_what_it_calls";
-    // Not what the other tests need.
+    // The other tests do not need it.
     if Command::new("strace").arg("--version").output().is_err() {
         return tidewall_skip::inapplicable(test, "there is no strace");
     }
@@ -52,7 +52,7 @@ fn the_unit_lets_the_daemon_call_what_it_calls() {
     }
 }
 
-/// System calls that a unit's filter lets pass, by systemd's sets.
+/// Returns the system calls that a unit's filter allows, by systemd's sets.
 fn allowed(filter: &str) -> BTreeSet<String> {
     let output = Command::new("systemd-analyze")
         .arg("syscall-filter")
@@ -79,7 +79,7 @@ fn unit(name: &str) -> String {
     fs::read_to_string(Path::new(ROOT).join("packaging/systemd").join(name)).unwrap()
 }
 
-/// The command of the section on containers, one line.
+/// Returns the command of the section on containers, as one line.
 fn recipe() -> String {
     let text = fs::read_to_string(Path::new(ROOT).join("docs/manager.md")).unwrap();
     let (_, section) = text.split_once("### In a container").unwrap();
@@ -96,20 +96,20 @@ fn text(output: &Output) -> String {
     text(&output.stdout) + &text(&output.stderr)
 }
 
-/// Options of the daemon's that a text has behind its name.
+/// Returns the options behind the daemon's name in a text.
 fn options(text: &str) -> BTreeSet<&str> {
     let commands = text.split("tidewalld ").skip(1);
     let words = commands.flat_map(|command| command.lines().next().unwrap_or("").split(' '));
     words.filter(|word| word.starts_with("--")).collect()
 }
 
-/// Values of a setting of a unit's.
+/// Returns the values of a unit's setting.
 fn values<'a>(unit: &'a str, setting: &str) -> Vec<&'a str> {
     let of = |line: &'a str| line.strip_prefix(setting)?.strip_prefix('=');
     unit.lines().filter_map(of).collect()
 }
 
-/// What systemd says of units, with this command in the place of the installed one.
+/// Returns systemd's verdict on units, with this command instead of the installed one.
 fn verify(directory: &Path, service: &str, socket: &str) -> Output {
     fs::create_dir_all(directory).unwrap();
     let service = service.replace(INSTALLED, DAEMON);
@@ -140,7 +140,7 @@ fn systemd_takes_the_units() {
         "{}",
         text(&output)
     );
-    // It would have said so.
+    // Otherwise it would have been reported.
     let wrong = unit(SERVICE).replace("WatchdogSec=", "WatchdogSeconds=");
     let said = text(&verify(&directory("wrong"), &wrong, &unit(SOCKET)));
     assert!(said.contains("WatchdogSeconds"), "{said}");
@@ -159,7 +159,7 @@ fn options_and_places_that_are_named_are_there() {
         assert!(named.contains("--interface"), "{text}");
         assert!(named.is_subset(&known), "{named:?} of {known:?}");
     }
-    // Of the manual all that stand alone in backquotes, too.
+    // In the manual, also all that stand alone in backquotes.
     let quoted = manual.split('`').skip(1).step_by(2);
     let quoted: BTreeSet<&str> = quoted
         .filter_map(|it| it.split([' ', '=']).next())
@@ -175,7 +175,7 @@ fn options_and_places_that_are_named_are_there() {
         panic!("{service}");
     };
     assert!(command.starts_with(INSTALLED), "{command}");
-    // What the second line of the unit says is what the command line takes.
+    // The second line of the unit sets what the command line uses.
     assert!(command.contains("$TIDEWALLD_OPTIONS") && service.contains("TIDEWALLD_OPTIONS="));
     let listens = places::socket("%i");
     assert_eq!(
@@ -192,7 +192,7 @@ fn options_and_places_that_are_named_are_there() {
     assert!(places::pins("eth0").starts_with("/sys/fs/bpf"));
 }
 
-/// Read by docker's client alone, which asks its daemon after that.
+/// Only docker's client reads it; it contacts its daemon after that.
 #[test]
 fn docker_takes_the_recipe() {
     let test = "docker_takes_the_recipe";
@@ -205,7 +205,7 @@ fn docker_takes_the_recipe() {
         let shell = shell.args(["-c", command]).env("DOCKER_HOST", nobody);
         text(&shell.output().unwrap())
     };
-    // A name as images have.
+    // A valid image name.
     let recipe = recipe().replace("IMAGE", "image");
     let asks = "onnect to the Docker daemon";
     let said = docker(&recipe);
@@ -216,7 +216,7 @@ fn docker_takes_the_recipe() {
 mod inside {
     use super::*;
 
-    /// As root without any capability but `names`.
+    /// As root with no capability but `names`.
     fn begins_with(names: &[&str]) {
         let names = names.iter().map(|name| name.trim_start_matches("CAP_"));
         let names: Vec<String> = names
@@ -252,7 +252,7 @@ mod inside {
         begins_with(&added);
     }
 
-    /// A root directory with the host's programs, read-only, and what the recipe shares.
+    /// A root directory with the host's programs, read-only, and the recipe's volumes.
     const ROOT_DIRECTORY: &str = r#"
         set -e
         mount -t tmpfs tw-root "$R"
@@ -291,7 +291,7 @@ mod inside {
             .env("RUN", &shared)
             .status();
         assert!(made.unwrap().success());
-        // What stands in the script beside the recipe's own.
+        // The script's own copy of the recipe's values.
         for volume in ["/sys:/sys", "/sys/fs/bpf:/sys/fs/bpf"] {
             assert!(options.contains(&format!("-v {volume} ")), "{options}");
         }
@@ -299,7 +299,7 @@ mod inside {
             .filter_map(|rest| rest.split(' ').next())
             .map(|name| format!("+{}", name.to_lowercase()))
             .collect();
-        // Whose test may not raise its limits has the capability in their place.
+        // A test that may not raise its limits has the capability instead.
         let limits = fs::read_to_string("/proc/self/limits").unwrap();
         let of_memory = (limits.lines()).find(|line| line.starts_with("Max locked memory"));
         if !of_memory.unwrap().contains("unlimited") {
@@ -341,7 +341,7 @@ mod inside {
         let manager = shared.join(places::socket(INTERFACE).file_name().unwrap());
         let (contained, said) = start();
         assert!(said.contains("event=began"), "{said}");
-        // By a process outside of it, without privileges.
+        // By an unprivileged process outside of it.
         let queues = Join { flags: 0, ..join() };
         let (client, handed) = as_user(TRUSTED, || Client::join(&manager, &queues).unwrap());
         assert!(!handed.queues.is_empty());
@@ -350,7 +350,7 @@ mod inside {
         wait_until("interrupts are deferred", || {
             setting("napi_defer_hard_irqs") == "1"
         });
-        // Another container goes on with what the first has left.
+        // Another container continues with the leftovers of the first.
         drop(contained);
         // The first dies with its `unshare`, a moment later.
         let until = Instant::now() + Duration::from_secs(20);
@@ -377,8 +377,8 @@ mod inside {
         fs::remove_dir_all(&shared).unwrap();
     }
 
-    /// What a daemon with these options calls while applications come and go: system calls, and
-    /// families of sockets.
+    /// Returns the system calls and socket families of a daemon with these options while
+    /// applications come and go.
     fn called(options: &[&str]) -> [BTreeSet<String>; 2] {
         let mut path = directory().into_os_string();
         path.push(".strace");
@@ -422,7 +422,7 @@ mod inside {
             let is_name = |byte: u8| byte.is_ascii_lowercase() || b"_0123456789".contains(&byte);
             name.bytes().all(is_name).then_some((name, arguments))
         });
-        // Before it is the daemon, the tracer's child executes it.
+        // The tracer's child executes the daemon first.
         let calls: Vec<_> = calls.filter(|call| call.0 != "execve").collect();
         let sockets = calls.iter().filter(|call| call.0.starts_with("socket"));
         let families = sockets.filter_map(|call| call.1.split(',').next());

@@ -1,5 +1,5 @@
-//! A path whose MTU is less than the interface's: a router between, and a client behind it,
-//! of an application in direct mode and of a private one.
+//! A path whose MTU is below the interface's: a router, and a client behind it, with an
+//! application in direct mode and a private one.
 
 mod support;
 
@@ -16,14 +16,14 @@ use tidewall::{EmbeddedConfig, Stack};
 
 const HERE: [&str; 2] = ["10.77.0.1", "fd77::1"];
 const ADDRESS: [&str; 2] = ["10.79.0.2", "fd79::2"];
-/// Of echo, of datagrams and of bytes.
+/// Port of the echo, for datagrams and for bytes.
 const PORT: u16 = 7007;
-/// Of the path, and a payload that does not fit it.
+/// MTU of the path, and a payload that exceeds it.
 const MTU: usize = 1300;
 const LONG: usize = 1400;
-/// One that does not fit the interface.
+/// A payload that exceeds the interface's MTU.
 const LONGER: usize = 1600;
-/// Instead of an answer that is refused with EMSGSIZE.
+/// Sent instead of an answer that is rejected with EMSGSIZE.
 const REFUSED: &[u8] = b"too long";
 const ROUNDS: u32 = 20;
 
@@ -41,8 +41,8 @@ fn errors_of_routers_reach_a_private_application() {
 struct Client(Child);
 
 impl Client {
-    /// Makes the peer a router to it, by a link of that MTU. It says that it takes as long
-    /// segments as we send.
+    /// Makes the peer a router to it, over a link of that MTU. The client announces that
+    /// it accepts segments of our full length.
     fn behind_a_router() -> Self {
         let mut unshare = Command::new("unshare");
         let client = Client(unshare.args(["--net", "sleep", "600"]).spawn().unwrap());
@@ -78,7 +78,7 @@ impl Client {
         client
     }
 
-    /// In its namespace.
+    /// Runs in its namespace.
     fn at<T: Send>(&self, body: impl FnOnce() -> T + Send) -> T {
         within(&self.0.id().to_string(), body)
     }
@@ -106,7 +106,7 @@ fn ask(socket: &UdpSocket, payload: &[u8]) -> bool {
     loop {
         match socket.recv(&mut buffer) {
             Ok(length) if buffer[..length] == *payload => return true,
-            // Of an earlier one.
+            // From an earlier request.
             Ok(_) => {}
             Err(_) => return false,
         }
@@ -123,12 +123,12 @@ fn longer_than_the_path_allows(client: &Client, family: usize) {
         .unwrap();
     socket.connect(to).unwrap();
     wait_until("neighbours are known", || ask(&socket, b"short"));
-    // The client's kernel cuts the question; of answers the first are lost.
+    // The client's kernel fragments the question; the first answers are lost.
     let mut buffer = [0; 2048];
     if to.is_ipv4() {
         wait_until("a long answer arrives", || ask(&socket, &[1; LONG]));
     } else {
-        // Too long for the path, but not for the interface.
+        // Exceeds the path's MTU, but not the interface's.
         wait_until("it is refused", || {
             socket.send(&[1; LONG]).unwrap();
             let received = socket.recv(&mut buffer);
@@ -178,7 +178,7 @@ mod inside {
         serve_and_ask(TRUSTED + 1);
     }
 
-    /// Echo of datagrams, and of the bytes of connections.
+    /// Echoes datagrams, and the bytes of connections.
     #[test]
     #[ignore = "a process of the other tests"]
     fn serve() {

@@ -19,7 +19,7 @@ use tidewall_manager::protocol::{JOIN_PRIVATE, Join};
 
 const ADDRESS: &str = "10.77.0.1";
 const NOBODY: u32 = 65_534;
-/// Of the first application; the second has the next.
+/// Port of the first application; the second has the next.
 const PORT: u16 = 7007;
 const LIMIT: Duration = Duration::from_secs(20);
 const ANSWER: &[u8] = b"HTTP/1.1 200 OK\r\nContent-Length: 3\r\n\r\nyes";
@@ -65,12 +65,13 @@ fn time_of_private_domains() {
     run_within("time_of_private_domains", 300);
 }
 
-/// A process that echoes datagrams and answers requests.
+/// Starts a process that echoes datagrams and answers requests.
 fn start(port: u16) -> Application {
     Application::start(&[("TW_PORT", port.to_string())])
 }
 
-/// Sent again each second: what comes beside a blast may be lost.
+/// Sends a datagram, again each second, until it is echoed: packets beside a blast may be
+/// lost.
 fn echo(port: u16, text: &[u8]) -> std::io::Result<Vec<u8>> {
     let end = Instant::now() + LIMIT;
     let socket = UdpSocket::bind("10.77.0.2:0")?;
@@ -100,18 +101,19 @@ fn start_private() -> Daemon {
     start_with(command().args(["--private", &NOBODY.to_string()])).0
 }
 
-/// Interfaces that are none of the test's own: with a peer that is in another namespace.
+/// Returns the number of interfaces that are not the test's own: those with a peer in
+/// another namespace.
 fn pairs(own: usize) -> usize {
     interfaces() - own
 }
 
-/// Whether a thread polls the interface.
+/// Returns whether a thread polls the interface.
 fn is_threaded() -> bool {
     let index = tidewall_sys::interface::index(INTERFACE).unwrap();
     threaded::read(INTERFACE, index).unwrap().threaded
 }
 
-/// `napi_defer_hard_irqs` and `gro_flush_timeout`.
+/// Returns `napi_defer_hard_irqs` and `gro_flush_timeout`.
 fn deferral() -> [u64; 2] {
     ["napi_defer_hard_irqs", "gro_flush_timeout"].map(|name| {
         let path = format!("/sys/class/net/{INTERFACE}/{name}");
@@ -123,8 +125,8 @@ fn deferral() -> [u64; 2] {
     })
 }
 
-/// The one private application there is, which echoes, may poll the device: while frames
-/// come, interrupts are deferred.
+/// Waits until the only private application, which echoes, may poll the device: while
+/// frames arrive, interrupts are deferred.
 fn wait_until_lent(port: u16) {
     wait_until("the device is lent", || {
         at_peer(|| assert_eq!(echo(port, b"again").unwrap(), b"again"));
@@ -144,7 +146,7 @@ fn serve_datagrams(socket: &tidewall::UdpSocket) {
     }
 }
 
-/// Sets what it holds when it goes, also where an assertion fails.
+/// Sets the flag when dropped, also if an assertion fails.
 struct Ends<'a>(&'a AtomicBool);
 
 impl Drop for Ends<'_> {
@@ -153,7 +155,7 @@ impl Drop for Ends<'_> {
     }
 }
 
-/// Sends datagrams to a port, 20,000 a second at most, until that has ended.
+/// Sends datagrams to a port, at most 20,000 per second, until the flag is set.
 fn blast(port: u16, ended: &AtomicBool) {
     let socket = UdpSocket::bind("10.77.0.2:0").unwrap();
     while !ended.load(Ordering::Relaxed) {
@@ -175,7 +177,7 @@ mod inside {
         let stack = as_user(NOBODY, || {
             Stack::managed(&socket(), EmbeddedConfig::new("")).unwrap()
         });
-        // By both sockets: of the second's probe it asks the daemon.
+        // By both sockets: it asks the daemon about the second's probe.
         let polls = || !stack.snapshot().queues[0].napi.contains(&0);
         let echoes = |port| {
             at_peer(|| assert_eq!(echo(port, b"one more").unwrap(), b"one more"));
@@ -190,7 +192,7 @@ mod inside {
                 polls()
             });
 
-            // It goes on without the daemon, and with the next one.
+            // It continues without the daemon, and with the next one.
             drop(daemon);
             echoes(PORT);
             let daemon = start_private();
@@ -200,7 +202,7 @@ mod inside {
             }
             assert!(polls() && !is_threaded());
 
-            // A second one: nobody's poll masks the device any more.
+            // A second one: no poll masks the device any more.
             let second = start(PORT + 1);
             assert_eq!(deferral(), [0, 0]);
             assert!(is_threaded());
@@ -216,7 +218,7 @@ mod inside {
                 polls()
             });
 
-            // One that has ports alone; its frames are the kernel's.
+            // An application with ports only; its frames are the kernel's.
             let other = client();
             assert_eq!(deferral(), [0, 0]);
             drop(other);
@@ -258,7 +260,7 @@ mod inside {
             assert_eq!(error.kind(), ErrorKind::ConnectionRefused);
         };
         let polls = || deferral() == [1, 5_000_000];
-        // Stopped while it polls, until somebody else comes.
+        // Stopped while it polls, until another application joins.
         under_blast(&mut || {
             wait_until("it polls", polls);
             first.stop();
@@ -284,7 +286,7 @@ mod inside {
             wait_until("it is cleared away", || counters().applications == 0);
             assert_eq!(deferral(), before);
         });
-        // The blast took what the kernel sends of such errors.
+        // The blast used up the kernel's rate of such errors.
         at_peer(kernel_answers);
         drop(daemon);
         assert!(command().arg("--remove").status().unwrap().success());
@@ -298,7 +300,7 @@ mod inside {
             flags: JOIN_PRIVATE,
             ..join()
         };
-        // Not while another thread writes or reads.
+        // Retries while another thread writes or reads.
         fn told<T>(tell: impl Fn() -> std::io::Result<T>) -> T {
             let mut told = None;
             wait_until("it is told", || {
@@ -310,7 +312,7 @@ mod inside {
         let refused = |client: &Client, tell: &dyn Fn() -> std::io::Result<()>| {
             let before = client.counters().unwrap().refused;
             told(tell);
-            // Its answer comes after that to what it was told.
+            // Its answer comes after that to the message.
             assert_eq!(client.counters().unwrap().refused, before + 1);
         };
         let helpers = |client: &Client| {
@@ -328,13 +330,13 @@ mod inside {
         told(busy_poll);
         wait_until("it is set", || deferral() == [1, 5_000_000]);
         helpers(&client).unwrap();
-        // Nobody's datagram is for it to forge, or to send elsewhere.
+        // It may not forge any datagram, or send it elsewhere.
         refused(&client, &|| client.receive_in_kernel(&[0; 60]));
         refused(&client, &|| client.probe_napi(0, 22, 4711));
         let helper = *HELPER_PORTS.start();
         told(|| client.probe_napi(0, helper, 4711));
 
-        // The probe that it has asked for is made of no frame of this one's.
+        // The requested probe contains no frame of this application.
         let second = start(PORT);
         wait_until("it knows", || client.lent() == 2);
         refused(&client, &|| busy_poll().map(drop));
@@ -366,12 +368,12 @@ mod inside {
                 }
             }
         });
-        // Nobody takes the device's queues from those who share them.
+        // No application can take the device's queues from those that share them.
         let direct = Join { flags: 0, ..join() };
         let refused = Client::join(&socket(), &direct).map(drop).unwrap_err();
         assert_eq!(refused.kind(), ErrorKind::ResourceBusy, "{refused}");
 
-        // One ends, without a word: the kernel answers, and the other goes on.
+        // One ends silently: the kernel answers, and the other continues.
         first.kill();
         wait_until("it is cleared away", || counters().cleared > 0);
         at_peer(|| {
@@ -384,7 +386,7 @@ mod inside {
         let third = start(PORT);
         at_peer(|| assert_eq!(echo(PORT, b"again").unwrap(), b"again"));
 
-        // What is there goes on without the daemon, and with the next one.
+        // Existing traffic continues without the daemon, and with the next one.
         drop(daemon);
         at_peer(|| assert_eq!(echo(PORT, b"nobody there").unwrap(), b"nobody there"));
         let daemon = start_private();
@@ -409,7 +411,7 @@ mod inside {
         let _daemon = start_private();
         let ready = 2 * (1 + 4);
         wait_until("pairs are ready", || pairs(3) == ready);
-        // Somebody deletes one that the daemon has ready: its socket cannot be entered.
+        // A pair in the daemon's stock is deleted: its socket cannot be registered.
         let private = Join {
             flags: JOIN_PRIVATE,
             ..join()
@@ -453,14 +455,14 @@ mod inside {
                 client.own_port(Protocol::Udp, socket).map(drop)
             })
         };
-        // By the last a client goes out.
+        // The last one is a client's ephemeral port.
         for port in [PORT, 8050, 40_000] {
             owns(NOBODY, port).unwrap();
         }
         let error = owns(NOBODY, 7999).unwrap_err();
         assert_eq!(error.kind(), ErrorKind::PermissionDenied, "{error}");
         assert!(error.to_string().contains("--ports"), "{error}");
-        // Whoever can send any frame is not held to it.
+        // An application that can send any frame is not restricted.
         owns(TRUSTED, 7999).unwrap();
     }
 
@@ -478,14 +480,14 @@ mod inside {
             let (client, handed) = Client::join(&socket(), &private).unwrap();
             assert_eq!((client.joined().private, handed.queues.len()), (1, 1));
         }
-        // As many at once as one user may have.
+        // The most concurrent ones of one user.
         let several: Vec<_> = (0..8)
             .map(|_| Client::join(&socket(), &private).unwrap())
             .collect();
         let error = Client::join(&socket(), &private).map(drop).unwrap_err();
         assert!(error.to_string().contains("too many"), "{error}");
         drop(several);
-        // Who is not listed gets nothing.
+        // An unlisted user receives nothing.
         let error = as_user(TRUSTED + 1, || {
             Client::join(&socket(), &private).map(drop).unwrap_err()
         });
@@ -521,7 +523,7 @@ mod inside {
                 (begin.elapsed(), joined)
             })
         };
-        // Of what is ready.
+        // From the stock.
         let mut joins = Vec::new();
         for user in 0..100 {
             wait_until("the stock is full", is_ready);
@@ -529,7 +531,7 @@ mod inside {
         }
         wait_until("all are gone", || counters().applications == 0);
         println!("joined: {}", quantiles(joins));
-        // One after the other, so that each waits for what it needs to be made.
+        // One after the other, so that each waits until its needs are made.
         let begin = Instant::now();
         let made: Vec<Duration> = (0..1_000).map(|user| joined(user).0).collect();
         wait_until("all are gone", || counters().applications == 0);

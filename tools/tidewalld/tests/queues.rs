@@ -1,5 +1,5 @@
-//! Queues that the daemon makes and a process without privileges receives and sends with,
-//! against peers in another network namespace that have Linux's sockets.
+//! Queues that the daemon makes and an unprivileged process uses, with peers in another
+//! network namespace on Linux's sockets.
 
 mod support;
 
@@ -18,7 +18,7 @@ use tidewall_manager::protocol::Join;
 use tidewall_sys::Mapping;
 
 const ADDRESS: &str = "10.77.0.1";
-/// Of echo; without privileges there are no lower ones.
+/// Port of the echo; lower ones need privileges.
 const UDP: u16 = 7007;
 const TCP: u16 = 8080;
 const LIMIT: Duration = Duration::from_secs(20);
@@ -41,12 +41,12 @@ fn a_successor_takes_over() {
     run_with_peer("a_successor_takes_over", 100);
 }
 
-/// What a datagram to the echo is answered with.
+/// Returns the answer to a datagram to the echo.
 fn echo(text: &[u8]) -> std::io::Result<Vec<u8>> {
     echo_within(text, LIMIT)
 }
 
-/// Sent again each second: what comes in the midst of a change may be lost.
+/// Sends it again each second: packets during a change may be lost.
 fn echo_within(text: &[u8], limit: Duration) -> std::io::Result<Vec<u8>> {
     let end = Instant::now() + limit;
     let socket = UdpSocket::bind("10.77.0.2:0")?;
@@ -69,7 +69,7 @@ fn connect() -> std::io::Result<TcpStream> {
     Ok(stream)
 }
 
-/// One request and its answer's first line.
+/// Sends one request; returns its answer's first line.
 fn get(mut stream: &TcpStream) -> String {
     stream
         .write_all(b"GET / HTTP/1.1\r\nHost: x\r\n\r\n")
@@ -82,7 +82,7 @@ fn get(mut stream: &TcpStream) -> String {
 
 const ANSWER: &[u8] = b"HTTP/1.1 200 OK\r\nContent-Length: 3\r\n\r\nyes";
 
-/// How the interface defers interrupts.
+/// Returns how the interface defers interrupts.
 fn settings() -> [String; 2] {
     ["napi_defer_hard_irqs", "gro_flush_timeout"].map(|name| {
         let path = format!("/sys/class/net/{INTERFACE}/{name}");
@@ -109,15 +109,15 @@ mod inside {
             }
             assert_eq!(get(&connect().unwrap()), "HTTP/1.1 200 OK");
         });
-        // By its own queue, but for what the NAPI ids were found with.
+        // Through its own queue, except for the datagrams that found the NAPI ids.
         assert!(channel() - owned >= 90, "{}", channel() - owned);
-        // While its frames come.
+        // While its frames arrive.
         wait_until("interrupts are deferred", || {
             at_peer(|| echo(b"another").unwrap());
             settings()[0].trim() == "1"
         });
 
-        // What is there goes on without the daemon, and with the next one.
+        // Existing traffic continues without the daemon, and with the next one.
         let stream = at_peer(|| connect().unwrap());
         assert_eq!(get(&stream), "HTTP/1.1 200 OK");
         daemon.0.kill().unwrap();
@@ -130,7 +130,7 @@ mod inside {
         assert_eq!(get(&stream), "HTTP/1.1 200 OK");
         at_peer(|| assert_eq!(get(&connect().unwrap()), "HTTP/1.1 200 OK"));
 
-        // Its end, without a word: the kernel answers that nobody is there.
+        // It ends silently: the kernel answers that the port is unreachable.
         application.kill();
         wait_until("it is cleared away", || counters().cleared > 0);
         at_peer(|| {
@@ -168,9 +168,9 @@ mod inside {
         let before = trusted().counter(0, Counter::Frames);
         let counters = DriverCounters::of_map(handed.counters.as_fd()).unwrap();
         assert!(counters.counter(Counter::Frames) >= before);
-        // Not even by who has all privileges.
+        // Not even with all privileges.
         assert!(Mapping::new(&handed.counters, 4096, 0).is_err());
-        // All queues or none, by one application, and sizes within bounds.
+        // All queues or none, for one application, and sizes within bounds.
         let refused = |join: &Join| Client::join(&socket(), join).unwrap_err().kind();
         let more = Join {
             queues: 2,
@@ -201,8 +201,8 @@ mod inside {
             let killed = Instant::now();
             application.kill();
             at_peer(|| {
-                // Asked again each millisecond; a timeout of a socket is rounded up to the
-                // kernel's ticks, some 8 ms.
+                // Retried each millisecond; the kernel rounds a socket's timeout up to
+                // its ticks, some 8 ms.
                 let socket = UdpSocket::bind("10.77.0.2:0").unwrap();
                 socket.set_nonblocking(true).unwrap();
                 socket.connect((ADDRESS, UDP)).unwrap();
@@ -240,7 +240,7 @@ mod inside {
         }
     }
 
-    /// Echo and a little HTTP, of as many connections as come one after the other.
+    /// Serves echo and a little HTTP, for any number of connections in sequence.
     #[test]
     #[ignore = "a process of the other test"]
     fn serve() {

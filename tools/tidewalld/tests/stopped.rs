@@ -1,5 +1,5 @@
-//! A daemon that is stopped, as a debugger or a swapped-out host leaves it, and applications
-//! that go on beside it.
+//! A daemon that is stopped, as by a debugger or on a swapped-out host, and applications
+//! that continue beside it.
 
 mod support;
 
@@ -14,18 +14,19 @@ use support::*;
 use tidewall::{EmbeddedConfig, Stack, TcpListener};
 
 const ADDRESS: &str = "10.77.0.1";
-/// A datagram here has the application listen at one more port from [`TCP`] on.
+/// A datagram here makes the application listen on one more port from [`TCP`] on.
 const UDP: u16 = 7007;
 const TCP: u16 = 8080;
 const LIMIT: Duration = Duration::from_secs(20);
 const ANSWER: &[u8] = b"HTTP/1.1 200 OK\r\nContent-Length: 3\r\n\r\nyes";
-/// How long the daemon is stopped, in seconds. Where it is set, figures are judged.
+/// How long the daemon is stopped, in seconds. If set, figures are judged.
 const SECONDS: &str = "TIDEWALL_STOPPED_SECONDS";
-/// Times that a daemon goes on and is stopped, to compare both.
+/// Number of times that a daemon is resumed and stopped, to compare both.
 const PAIRS: usize = 20;
-/// Places of the median's interval of 95 % among so many, in order.
+/// Indices of the 95 % interval of the median among this many, in order.
 const INTERVAL: [usize; 2] = [5, 14];
-/// Requests/s beside a stopped daemon and a live one, of the slower over the faster.
+/// Required ratio of requests/s beside a stopped daemon and a live one, the slower over
+/// the faster.
 const ALIKE: f64 = 0.98;
 
 /// `TIDEWALL_STOPPED_SECONDS=60 cargo test --release -p tidewalld --test stopped -- --nocapture
@@ -71,7 +72,7 @@ fn get(mut stream: &TcpStream) {
     assert_eq!(answer, ANSWER);
 }
 
-/// What clients saw.
+/// The clients' observations.
 #[derive(Clone, Copy, Debug)]
 struct Seen {
     /// Requests per second.
@@ -79,8 +80,8 @@ struct Seen {
     longest: Duration,
 }
 
-/// Requests in turn, each fiftieth on a connection of its own, and a rest after a hundred, so
-/// that receive control changes how the device interrupts.
+/// Sends requests in turn, each fiftieth on its own connection, with a rest after a
+/// hundred, so that receive control changes how the device interrupts.
 fn ask(time: Duration) -> Seen {
     let stream = connect(TCP);
     let (begin, mut longest, mut requests) = (Instant::now(), Duration::ZERO, 0);
@@ -113,7 +114,7 @@ mod inside {
         let daemon = start().0;
         let client = client();
         drop(daemon);
-        // Whatever connects is turned away.
+        // Every new connection is rejected.
         let listener = Listener::bind(&socket()).unwrap();
         let mut came = Vec::new();
         let begin = Instant::now();
@@ -130,7 +131,7 @@ mod inside {
         let between = |pair: &[Instant]| pair[1] - pair[0];
         let pauses: Vec<_> = came.windows(2).map(between).collect();
         println!("pauses between connections: {pauses:.0?}");
-        // However late the machine is, a pause is no shorter than asked for.
+        // However slow the machine is, a pause is no shorter than requested.
         assert!(pauses.iter().sum::<Duration>() > Duration::from_millis(500));
         assert!(pauses[9] > Duration::from_millis(200));
         assert_eq!(client.ended(), None);
@@ -202,7 +203,7 @@ mod inside {
                 seen.rate / before.rate,
                 seen.longest.as_secs_f64() * 1e3
             );
-            // A machine beside compilers, not a bound that users have.
+            // For a machine beside compilers, not a bound for users.
             let bound = (before.longest * 2).max(Duration::from_secs(2));
             assert!(seen.longest < bound, "{what}: {seen:?}");
         }
@@ -239,7 +240,7 @@ mod inside {
                 at_peer(|| get(&connect(TCP + 1)));
             }
         }
-        // What waited for a daemon has the next.
+        // Requests that waited for a daemon reach the next one.
         let (_daemon, _) = start();
         let server: SocketAddr = format!("{ADDRESS}:{}", TCP + 2).parse().unwrap();
         wait_until("the third listens", || {
@@ -248,7 +249,8 @@ mod inside {
         application.kill();
     }
 
-    /// A little HTTP, of as many connections as come, and listeners on demand.
+    /// Serves a little HTTP, for any number of connections, and opens listeners on
+    /// demand.
     #[test]
     #[ignore = "a process of the other test"]
     fn serve() {

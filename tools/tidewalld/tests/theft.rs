@@ -1,11 +1,12 @@
-//! No user gets a port or a connection of another user by the manager: real sockets of two
-//! users in all combinations of family, address, IPV6_V6ONLY, SO_REUSEADDR and SO_REUSEPORT,
-//! device and state, as far as the kernel lets both exist.
+//! No user obtains a port or a connection of another user through the manager. Tests real
+//! sockets of two users in all combinations of family, address, IPV6_V6ONLY, SO_REUSEADDR
+//! and SO_REUSEPORT, device and state, as far as the kernel allows both.
 //!
-//! Each pair is tried with real frames from a peer, first while the thief's application owns
-//! what the manager lets it own, then by the kernel alone. A frame is stolen if the kernel
-//! gives it to the victim, and the driver program does not let it. Nothing waits for a timer:
-//! a datagram of the test's own that follows on the same ring says that frames have arrived.
+//! Each pair is tried with real frames from a peer, first while the thief's application
+//! owns the ports that the manager allows, then with the kernel only. A frame is stolen
+//! if the kernel delivers it to the victim, and the driver program prevents that. Nothing
+//! waits for a timer: a datagram of the test that follows on the same ring shows that
+//! frames have arrived.
 
 mod support;
 
@@ -31,7 +32,7 @@ use tidewall_manager::connection::Connection;
 use tidewall_manager::protocol::*;
 use tidewall_sys::{interface, set_option};
 
-/// Two users, both trusted with nothing.
+/// Two users, neither of them trusted.
 const THIEF: u32 = 65_001;
 const VICTIM: u32 = 65_002;
 const LOCALS: [&str; 3] = ["10.77.0.1", "10.77.0.3", "fd77::1"];
@@ -42,7 +43,7 @@ const PORT_OF_VICTIM: u16 = 9;
 const PORT_OF_THIEF: u16 = 10;
 /// Port of the datagrams that follow frames.
 const MARKER: u16 = 9_999;
-/// Key of an application's table, by which it takes frames.
+/// Key of an application's table, under which it receives frames.
 const CHANNEL: u16 = 1;
 /// asm-generic/socket.h.
 const SO_BINDTOIFINDEX: i32 = 62;
@@ -67,7 +68,7 @@ enum Reuse {
     Port,
 }
 
-/// How a socket is made.
+/// The properties of a socket.
 #[derive(Clone, Copy, Debug)]
 struct Spec {
     protocol: Protocol,
@@ -118,7 +119,7 @@ fn specs(protocol: Protocol) -> Vec<Spec> {
     specs
 }
 
-/// A socket of a user's.
+/// A user's socket.
 struct Made {
     socket: OwnedFd,
     /// The peer's end of its connection, once that is there.
@@ -127,7 +128,7 @@ struct Made {
 
 impl Drop for Made {
     fn drop(&mut self) {
-        // No TIME-WAIT keeps the port from the next.
+        // TIME-WAIT does not keep the port from the next one.
         for socket in [Some(&self.socket), self.peer.as_ref()]
             .into_iter()
             .flatten()
@@ -159,7 +160,7 @@ fn open(ip: IpAddr, protocol: Protocol) -> rustix::io::Result<OwnedFd> {
     socket_with(family, kind, flags, None)
 }
 
-/// A connect that does not wait.
+/// Connects without blocking.
 fn begin_to_connect(socket: &OwnedFd, to: SocketAddr) -> rustix::io::Result<()> {
     match connect(socket, &to) {
         Ok(()) | Err(Errno::INPROGRESS) => Ok(()),
@@ -175,14 +176,14 @@ fn local(socket: &OwnedFd) -> SocketAddr {
     getsockname(socket).unwrap().try_into().unwrap()
 }
 
-/// The peer, in another network namespace, and what the two say to each other.
+/// The peer, in another network namespace, and the exchanges with it.
 struct Peer {
     namespaces: [File; 2],
     /// Listeners for victims and thieves, of each family.
     listeners: Vec<(u16, OwnedFd)>,
-    /// By which datagrams are sent, of each family.
+    /// Sockets for sending datagrams, of each family.
     datagrams: [OwnedFd; 2],
-    /// Here and there.
+    /// Here and at the peer.
     markers: [UdpSocket; 2],
     said: u64,
 }
@@ -225,7 +226,7 @@ impl Peer {
         peer
     }
 
-    /// A socket of TCP of the peer's.
+    /// Returns a TCP socket of the peer.
     fn socket(&self, like: IpAddr) -> OwnedFd {
         let [here, there] = &self.namespaces;
         let enter = |namespace: &File| {
@@ -238,7 +239,7 @@ impl Peer {
         socket.unwrap()
     }
 
-    /// Returns once frames that were sent have arrived, and what answers them.
+    /// Returns once the sent frames have arrived, and their answers.
     fn settle(&mut self) {
         self.said += 1;
         let text = self.said.to_ne_bytes();
@@ -255,7 +256,7 @@ impl Peer {
         }
     }
 
-    /// A user's socket, as far as the kernel lets it exist.
+    /// Creates a user's socket, as far as the kernel allows it.
     fn make(&mut self, spec: &Spec, user: u32, port: u16) -> rustix::io::Result<Made> {
         let ip: IpAddr = spec.address.0.parse().unwrap();
         let socket = open(ip, spec.protocol)?;
@@ -312,7 +313,7 @@ impl Peer {
                 begin_to_connect(&peer, SocketAddr::new(to, port))?;
                 self.settle();
                 self.settle();
-                // Else the frames went elsewhere, and there is no such socket.
+                // Otherwise the frames went elsewhere, and there is no such socket.
                 let accepted = accept_now(&made.socket).ok_or(Errno::TIMEDOUT)?;
                 own(&accepted)?;
                 made = Made {
@@ -324,8 +325,8 @@ impl Peer {
         Ok(made)
     }
 
-    /// Which of a host's addresses a socket gets frames of that the peer sends to the port;
-    /// those of its connection are one more.
+    /// Returns at which of a host's addresses a socket receives frames that the peer
+    /// sends to the port; its connection is one more.
     fn reaches(&mut self, spec: &Spec, made: &Made, beside: Option<&Made>) -> [bool; 4] {
         let mut reached = [false; 4];
         let port = local(&made.socket).port();
@@ -385,7 +386,7 @@ impl Peer {
     }
 }
 
-/// An application in private mode, with its queue, that takes all frames of its ports.
+/// An application in private mode, with its queue, that receives all frames of its ports.
 struct Application {
     connection: Connection,
     number: u16,
@@ -444,8 +445,8 @@ impl Application {
         }
     }
 
-    /// Shows the manager a socket; whether it owns the port now. If it is refused, the
-    /// manager's copy is closed when this returns.
+    /// Shows the manager a socket; returns whether it owns the port now. If it is
+    /// rejected, the manager's copy is closed when this returns.
     fn own(&self, protocol: Protocol, holder: &OwnedFd) -> bool {
         let at = local(holder);
         let port = Port {
@@ -457,7 +458,7 @@ impl Application {
         let port = Request::OwnPort(port);
         let owns = matches!(self.ask(&port, Some(holder)), Answer::Owned(_));
         if !owns {
-            // The thread that closes the manager's copy looks at this one next.
+            // The thread that closes the manager's copy handles this one next.
             self.ask(&port, Some(&self.no_socket));
             return false;
         }
@@ -482,18 +483,18 @@ impl Application {
 #[derive(Debug, Default)]
 struct Count {
     pairs: u32,
-    /// That the kernel let exist.
+    /// Pairs that the kernel allowed.
     made: u32,
     owned: u32,
-    /// Frames that the kernel gave to the victim, beside what a thief owned.
+    /// Frames that the kernel delivered to the victim, beside a thief's ports.
     delivered: u32,
     stolen: Vec<String>,
-    /// Pairs whose thieves had their victims' frames until the manager's next look.
+    /// Pairs whose thieves received their victims' frames until the manager's next look.
     for_a_second: u32,
 }
 
 impl Count {
-    /// Pairs in which a port was stolen.
+    /// Counts pairs in which a port was stolen.
     fn compare(&mut self, pair: &str, owned: [bool; 4], alone: [bool; 4]) -> Vec<String> {
         let mut stolen = Vec::new();
         for (place, (owned, alone)) in owned.into_iter().zip(alone).enumerate() {
@@ -525,7 +526,7 @@ mod inside {
             self.port
         }
 
-        /// Has the neighbours' addresses resolved, so that no frame waits for them.
+        /// Resolves the neighbours' addresses, so that no frame waits for them.
         fn meet(&mut self) {
             let spec = Spec {
                 protocol: Protocol::Tcp,
@@ -541,7 +542,8 @@ mod inside {
             });
         }
 
-        /// The application that has a port's frames to each of the host's addresses.
+        /// Returns the application that receives a port's frames, for each of the host's
+        /// addresses.
         fn owners(&self, protocol: Protocol, port: u16) -> [Option<u16>; 3] {
             let owned = self.tables.owned_ports().unwrap();
             let of = |at: IpAddr| {
@@ -555,7 +557,7 @@ mod inside {
             })
         }
 
-        /// A thief's socket that exists beside the victim's and owns the port.
+        /// Creates a thief's socket that coexists with the victim's and owns the port.
         fn owning_thief(&mut self, spec: &Spec, port: u16) -> Option<Made> {
             self.count.pairs += 1;
             let thief = self.peer.make(spec, THIEF, port).ok()?;
@@ -565,7 +567,8 @@ mod inside {
             owns.then_some(thief)
         }
 
-        /// A victim on kernel sockets, then thieves; and the same with one of Tidewall.
+        /// Tries a victim on kernel sockets, then thieves; and the same with a victim on
+        /// Tidewall.
         fn try_thieves_second(&mut self, protocol: Protocol) {
             let specs = specs(protocol);
             for spec in &specs {
@@ -580,7 +583,7 @@ mod inside {
                     let owned = self.peer.reaches(spec, &victim, Some(&thief));
                     self.thief.disown(&thief.socket);
                     let mut alone = self.peer.reaches(spec, &victim, Some(&thief));
-                    // A byte that was stolen holds up the next.
+                    // A stolen byte holds up the next.
                     alone[3] = reached[3];
                     let pair = format!("{other:?} beside {spec:?}");
                     let stolen = self.count.compare(&pair, owned, alone);
@@ -596,7 +599,7 @@ mod inside {
                     };
                     let after = self.owners(protocol, port);
                     for (place, of) in before.into_iter().enumerate() {
-                        // Without an owner the kernel decides: the manager looked while
+                        // Without an owner the kernel decides: at the manager's look
                         // another user could bind there, too.
                         let now = after[place];
                         if of.is_some() && now.is_some() && now != of {
@@ -647,9 +650,9 @@ mod inside {
                     let pair = format!("{spec:?} before {other:?}");
                     let stolen = self.count.compare(&pair, owned, alone);
                     assert!(self.thief.own(protocol, &thief.socket), "{spec:?}");
-                    // The kernel lets a socket with SO_REUSEPORT be where a thief is alone,
-                    // after one of the same user that overlapped no thief. The manager looks
-                    // once a second.
+                    // The kernel allows a socket with SO_REUSEPORT where a thief is
+                    // alone, after one of the same user that overlapped no thief. The
+                    // manager looks once per second.
                     if !stolen.is_empty() {
                         let victim = self.peer.make(other, VICTIM, port).unwrap();
                         wait_until(&stolen.join(", "), || {
@@ -664,7 +667,8 @@ mod inside {
             }
         }
 
-        /// Changes of a holder after the manager has seen it, by which others can bind.
+        /// Tries changes of a holder, after the manager has seen it, that allow others to
+        /// bind.
         fn try_changes(&mut self) {
             let spec = |protocol, state, reuse| Spec {
                 protocol,
@@ -681,7 +685,8 @@ mod inside {
                 device: Some(INTERFACE),
                 ..spec
             };
-            // A connected one has the address that it sends from, and leaves the others.
+            // A connected one keeps the address from which it sends, and leaves the
+            // others.
             let on_other = |spec: Spec| Spec {
                 address: ("10.77.0.3", false),
                 ..spec
@@ -713,7 +718,7 @@ mod inside {
                 let what = format!("{how}: {spec:?} gives way to {other:?}");
                 made.push((what, thief, other, victim));
             }
-            // The manager looks once a second.
+            // The manager looks once per second.
             for (what, thief, other, victim) in &made {
                 let port = local(&victim.socket).port();
                 wait_until(what, || {
@@ -727,11 +732,11 @@ mod inside {
         }
     }
 
-    /// Where frames of the peer's reach a socket that is alone at its port.
+    /// Returns where the peer's frames reach a socket that is alone on its port.
     fn expected(spec: &Spec) -> [bool; 4] {
         let (address, v6only) = spec.address;
         let connected = [State::Accepted, State::Connected].contains(&spec.state);
-        // One of both families connects to an IPv4 peer.
+        // A socket of both families connects to an IPv4 peer.
         let address = if (address, v6only, connected) == ("::", false, true) {
             "0.0.0.0"
         } else {
@@ -750,7 +755,7 @@ mod inside {
             let ip: IpAddr = ip.parse().unwrap();
             let of_family = ip.is_ipv4() == address.is_ipv4()
                 || (address.is_unspecified() && address.is_ipv6() && !v6only);
-            // A connected one has the address that it sends from.
+            // A connected one keeps the address from which it sends.
             let any = address.is_unspecified() && (!connected || place != 1);
             expected[place] = (address == ip || any) && of_family;
         }
@@ -763,7 +768,7 @@ mod inside {
         ip(&format!("addr add 10.77.0.3/24 dev {INTERFACE}"));
         ip(&format!("addr add fd77::1/64 dev {INTERFACE} nodad"));
         at_peer(|| ip("addr add fd77::2/64 dev tw-peer nodad"));
-        // A frame that follows on a ring has come later.
+        // A later frame on the same ring has arrived later.
         for interface in [INTERFACE, "tw-peer"] {
             let on = || {
                 let mut ethtool = std::process::Command::new("ethtool");

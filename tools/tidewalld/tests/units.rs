@@ -1,4 +1,4 @@
-//! Domains that are units of systemd's and not users: control groups as systemd makes them.
+//! Domains that are systemd units and not users: control groups as systemd creates them.
 
 mod support;
 
@@ -17,14 +17,14 @@ fn a_unit_is_a_domain() {
     run("a_unit_is_a_domain");
 }
 
-/// A mounted cgroup file system, with a control group in it as of a service.
+/// A mounted cgroup file system with a control group like a service's.
 struct Group {
     mounted: PathBuf,
     directory: PathBuf,
 }
 
 impl Group {
-    /// `None` where there is no version 2, which is said.
+    /// Creates one; `None` without version 2, which is reported.
     fn make(test: &str, name: &str) -> Option<Self> {
         let mounted = std::env::temp_dir().join(format!("tw-cgroup-{}", std::process::id()));
         fs::create_dir(&mounted).unwrap();
@@ -81,7 +81,7 @@ mod inside {
         assert_eq!(stranger.kind(), ErrorKind::PermissionDenied);
 
         Group::enter(&group.directory);
-        // Whatever their users may do, they are the unit's, together.
+        // Whatever rights their users have, they belong to the unit, together.
         let all: Vec<_> = (0..limit as u32)
             .map(|number| join_as([0, TRUSTED, TRUSTED + 1][number as usize % 3]).unwrap())
             .collect();
@@ -92,7 +92,7 @@ mod inside {
         };
         is_full();
 
-        // And of the next daemon's.
+        // And to the next daemon's.
         drop(daemon);
         let (daemon, _) = start_with(&mut of_unit());
         wait_until("all are there", || counters().presented == limit as u64);
@@ -106,7 +106,7 @@ mod inside {
         drop((client, all));
         wait_until("all are gone", || counters().applications == 0);
 
-        // What is below it is the unit's, whatever it is called.
+        // Every group below it belongs to the unit, whatever its name.
         let own = group.directory.join("tw-other.service");
         fs::create_dir(&own).unwrap();
         let (client, _) = {
@@ -122,7 +122,7 @@ mod inside {
             "{text}"
         );
 
-        // Its processes may have the device's queues.
+        // Its processes may own the device's queues.
         let mut trusting = command();
         trusting.args(["--trust", &name]);
         let (_daemon, _) = start_with(&mut trusting);

@@ -1,4 +1,4 @@
-//! What calls say of themselves: from a circuit's options to a SETUP's elements and back.
+//! Converts a circuit's options to a SETUP's elements and back.
 
 use tidewall_wire::atm::Nsap;
 use tidewall_wire::atm::q2931::{
@@ -8,15 +8,16 @@ use tidewall_wire::atm::q2931::{
 
 use super::{CircuitOptions, Rates};
 
-/// What is called, and what a listener is bound to: a number, and who takes the call there
-/// (Linux's `sockaddr_atmsvc` and `atm_sap`).
+/// A called address, or one that a listener is bound to: a number, and the service that
+/// accepts the call there (Linux's `sockaddr_atmsvc` and `atm_sap`).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Sap {
-    /// The number. Its last byte, the selector, is the application's to choose.
+    /// The number. The application chooses its last byte, the selector.
     pub number: Nsap,
-    /// What the application speaks: contents of the element of Q.2931 §4.5.8.
+    /// The application's protocol: contents of the element of Q.2931 §4.5.8.
     pub high_layer: Option<Opaque<9>>,
-    /// What is in the payloads, below the application: contents of that of §4.5.9.
+    /// The protocol of the payloads, below the application: contents of the element of
+    /// §4.5.9.
     pub low_layer: Option<Opaque<13>>,
 }
 
@@ -31,7 +32,7 @@ impl From<Nsap> for Sap {
 }
 
 impl Sap {
-    /// What a SETUP calls; `None` for a number of another plan.
+    /// The address that a SETUP calls; `None` for a number of another plan.
     pub(super) fn called(elements: &Elements) -> Option<Self> {
         Some(Sap {
             number: nsap(elements.called.as_ref())?,
@@ -40,21 +41,21 @@ impl Sap {
         })
     }
 
-    /// True where a call to `called` is for who is bound to this: what is not said here is
-    /// as it may be.
+    /// True if a call to `called` is for a listener bound to this address: an absent part
+    /// matches anything.
     pub(super) fn takes(&self, called: &Sap) -> bool {
         self.number == called.number
             && (self.high_layer.is_none() || self.high_layer == called.high_layer)
             && (self.low_layer.is_none() || self.low_layer == called.low_layer)
     }
 
-    /// How much of it is said: the closer of two is preferred.
+    /// Number of its parts that are present: the more specific of two is preferred.
     pub(super) fn said(&self) -> usize {
         usize::from(self.high_layer.is_some()) + usize::from(self.low_layer.is_some())
     }
 }
 
-/// A party's number, where it is an NSAP.
+/// A party's number, if it is an NSAP.
 pub(super) fn nsap(party: Option<&Party>) -> Option<Nsap> {
     match party?.number {
         Number::Nsap(number) => Some(number),
@@ -95,7 +96,7 @@ fn aal(forward: usize, backward: usize) -> Aal {
     }
 }
 
-/// The longest payloads from and to the caller, where they are said.
+/// The longest payloads from and to the caller, if present.
 pub(super) fn longest(elements: &Elements) -> [usize; 2] {
     let said = match elements.aal {
         Some(Aal::Five {
@@ -107,7 +108,7 @@ pub(super) fn longest(elements: &Elements) -> [usize; 2] {
     said.map(|bytes| usize::from(bytes.unwrap_or(u16::MAX)))
 }
 
-/// The constant rates of the called end, if the call has such.
+/// The constant rates of the called end, if the call has any.
 fn rates(elements: &Elements) -> Option<Rates> {
     let traffic = elements.traffic.as_ref().filter(|it| !it.best_effort)?;
     Some(Rates {
@@ -116,8 +117,8 @@ fn rates(elements: &Elements) -> Option<Rates> {
     })
 }
 
-/// What the called end has, of what it would take and what the caller wants, and how it says
-/// so in its CONNECT.
+/// Decides what the called end uses, from its own options and the caller's request, and
+/// the elements of its CONNECT.
 pub(super) fn answer(elements: &Elements, own: &CircuitOptions) -> (CircuitOptions, Elements) {
     let [forward, backward] = longest(elements);
     let agreed = CircuitOptions {
@@ -132,7 +133,7 @@ pub(super) fn answer(elements: &Elements, own: &CircuitOptions) -> (CircuitOptio
     (agreed, connect)
 }
 
-/// Why a SETUP cannot be taken by who listens with such options: the cause to refuse it with.
+/// Why a listener with such options cannot accept a SETUP: the cause of the rejection.
 pub(super) fn unsupported(elements: &Elements, own: &CircuitOptions) -> Option<u8> {
     let traffic = elements.traffic.as_ref();
     if matches!(elements.aal, Some(Aal::Other(_))) {
@@ -142,12 +143,12 @@ pub(super) fn unsupported(elements: &Elements, own: &CircuitOptions) -> Option<u
         return Some(Cause::UNSUPPORTED_TRAFFIC);
     }
     let wanted = rates(elements)?;
-    // Nothing at all in a direction is no circuit that both ends send on.
+    // A direction without any payload is not a circuit that both ends send on.
     if wanted.send == 0 || wanted.receive == 0 {
         return Some(Cause::UNSUPPORTED_TRAFFIC);
     }
-    // Without rates of its own a listener has its sockets wait for no rate: the caller's would
-    // have a payload wait for as long as that likes.
+    // A listener without rates does not make its sockets wait for one. With the caller's
+    // rate, a payload would wait for as long as the caller likes.
     let Some(most) = own.rates else {
         return Some(Cause::CELL_RATE_NOT_AVAILABLE);
     };

@@ -1,14 +1,14 @@
-//! Calls as applications have them: who listens, who calls, which circuit a call has, over
-//! one [`Signalling`].
+//! The calls of applications over one [`Signalling`]: listeners, callers, and the circuit
+//! of each call.
 //!
 //! ```text
 //! listen, call, take, answer, release ─► Calls ─► Signalling ─► poll_transmit
 //! pdu_received ─► Signalling ─► Calls ─► poll_notice
 //! ```
 //!
-//! Whoever controls circuits has one for each link: a stack that controls its own, or a
-//! manager for its applications. Opening a circuit is the owner's: each notice is acted on
-//! before the next is asked for, and before what it has signalling say leaves.
+//! The controller of circuits has one for each link: a stack that controls its own, or a
+//! manager for its applications. Its owner opens the circuits. It acts on each notice
+//! before it asks for the next, and before the resulting signalling messages leave.
 
 mod elements;
 #[cfg(test)]
@@ -27,31 +27,31 @@ use crate::signalling::{self, CallId, Event, Phase, RequestError, Side, Signalli
 
 pub use elements::Sap;
 
-/// Bytes of a number before its selector, which name the end system.
+/// Bytes of a number before its selector, which identify the end system.
 const SYSTEM_LEN: usize = 19;
 
-/// What a circuit carries.
+/// The traffic of a circuit.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct CircuitOptions {
-    /// Bytes of the longest payload that is sent, 0 to 65,535 (`max_sdu` of Linux's
+    /// Bytes of the longest payload sent, 0 to 65,535 (`max_sdu` in Linux's
     /// `atm_trafprm`). By default 9,180, the MTU of IP over ATM (RFC 2225 §7).
     pub send_max: usize,
-    /// Bytes of the longest payload that is received, 1 to 65,535; by default as many.
-    /// What has more cells than that is refused.
+    /// Bytes of the longest payload received, 1 to 65,535; by default the same. Payloads
+    /// with more cells than that are refused.
     pub receive_max: usize,
-    /// Constant rates (CBR) in cells of 48 bytes a second, 1 to 16,777,215; by default none:
-    /// what is sent goes as it may (UBR). With rates, sending waits as long as the cells before
-    /// take at that of sending; a call is set up with both. Of a listener they are the most of
-    /// such a call; one without takes none.
+    /// Constant rates (CBR) in cells of 48 bytes per second, 1 to 16,777,215. By default
+    /// none: sending is unlimited (UBR). With rates, sending waits for the time that
+    /// earlier cells take at the sending rate. A call is set up with both. A listener's
+    /// rates are the maximum of such a call; a listener without rates accepts none.
     pub rates: Option<Rates>,
 }
 
-/// The rates of a circuit with constant ones, in cells a second, 1 to 16,777,215.
+/// The rates of a constant-rate circuit, in cells per second, 1 to 16,777,215.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Rates {
-    /// Of what is sent.
+    /// Sending rate.
     pub send: u32,
-    /// Of what is received.
+    /// Receiving rate.
     pub receive: u32,
 }
 
@@ -66,7 +66,7 @@ impl Default for CircuitOptions {
 }
 
 impl CircuitOptions {
-    /// True for what a circuit can carry.
+    /// True for values that a circuit can carry.
     #[must_use]
     pub fn is_in_range(&self) -> bool {
         let rated = |rates: Rates| {
@@ -80,39 +80,41 @@ impl CircuitOptions {
     }
 }
 
-/// Names a listener; its owner chooses.
+/// Names a listener; chosen by its owner.
 pub type ListenerId = u64;
 
-/// What an owner learns.
+/// A notice to the owner.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Notice {
     /// A call waits for this listener: [`Calls::waiting`], [`Calls::take`].
     Incoming(ListenerId, CallId),
-    /// A call that waited for it is no more.
+    /// A call that waited for it was withdrawn.
     Withdrawn(ListenerId, CallId),
-    /// A call of ours is answered, and this circuit of it is to be opened.
+    /// An outgoing call is answered, and this circuit of it must be opened.
     Circuit(CallId, Circuit),
-    /// Payloads go both ways; of a call of ours, the longest that the called end takes.
+    /// Payloads flow both ways; for an outgoing call, with the longest that the called
+    /// end accepts.
     Connected(CallId, usize),
-    /// The call is released, and its circuit is to be closed.
+    /// The call is released, and its circuit must be closed.
     Ended(CallId, Cause),
 }
 
-/// Why a listener is not taken.
+/// The reason why a listener is refused.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum ListenError {
-    /// The number is another system's (EADDRNOTAVAIL).
+    /// The number belongs to another system (EADDRNOTAVAIL).
     NotOwn,
     /// Another listens there for the same (EADDRINUSE).
     InUse,
 }
 
-/// Why a call is not begun.
+/// The reason why a call is not placed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum CallError {
     /// No circuit is free (EHOSTUNREACH).
     NoCircuit,
-    /// As many calls as may be, or the signalling link takes no more now (ENOBUFS).
+    /// The maximum number of calls is reached, or the signalling link accepts no more now
+    /// (ENOBUFS).
     Busy,
 }
 
@@ -123,31 +125,31 @@ pub struct Taken {
     pub id: CallId,
     /// Its circuit.
     pub circuit: Circuit,
-    /// What the circuit carries, as both ends agree.
+    /// The circuit's traffic, as agreed by both ends.
     pub agreed: CircuitOptions,
-    /// The number that was called.
+    /// The called number.
     pub local: Nsap,
-    /// Who calls, where that is said.
+    /// The caller's number, if present.
     pub peer: Option<Nsap>,
     connect: Box<Elements>,
 }
 
-/// A call, to be shown.
+/// A call, for display.
 #[derive(Clone, Copy, Debug)]
 pub struct View {
     /// Its reference.
     pub id: CallId,
     /// Its circuit, once it has one.
     pub circuit: Option<Circuit>,
-    /// Where it is; `None` for one that is no more.
+    /// Its phase; `None` for one that has ended.
     pub phase: Option<Phase>,
     /// The number of the listener that it waits for.
     pub waits_for: Option<Nsap>,
-    /// False once nobody here has it, and it is being released.
+    /// False once it has no owner here, and is being released.
     pub held: bool,
 }
 
-/// A call, and who has it.
+/// A call, and its owner.
 #[derive(Debug)]
 struct Held {
     circuit: Option<Circuit>,
@@ -156,9 +158,9 @@ struct Held {
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Holder {
-    /// Who called, or accepted.
+    /// The caller, or the process that accepted it.
     Owner,
-    /// Nobody has accepted it.
+    /// Not accepted yet.
     Listener(ListenerId),
     /// It is closed here, and being released.
     Nobody,
@@ -179,30 +181,29 @@ pub struct Calls {
     side: Side,
     signalling: Signalling,
     calls: BTreeMap<CallId, Held>,
-    /// Circuits of calls: each until both ends have released it.
+    /// Circuits of calls, each until both ends have released it.
     held: BTreeSet<Circuit>,
     listeners: BTreeMap<ListenerId, Listener>,
     by_number: BTreeMap<Nsap, Vec<ListenerId>>,
-    /// Where the search for a free VCI goes on: one that was released comes last.
+    /// Start of the next search for a free VCI: the most recently released comes last.
     next_vci: u16,
-    /// What the last event has come to beside what was said of it.
+    /// Further notices caused by the last event.
     notices: VecDeque<Notice>,
 }
 
-/// True where a circuit is open, as a permanent one.
+/// True if a circuit is open, as a permanent one.
 pub type IsOpen<'a> = &'a dyn Fn(Circuit) -> bool;
 
 impl Calls {
-    /// Without calls and listeners. `number`: the system's; of its last byte each listener's is
-    /// its own to choose. Of two ends that are linked directly one is the network's side:
-    /// that names circuits, VCIs of VPI 0 from 32 on.
+    /// Starts without calls and listeners. `number`: the system's; each listener chooses
+    /// its last byte. If two ends are linked directly, one is the network's side. That
+    /// side assigns circuits, VCIs of VPI 0 from 32 on.
     #[must_use]
     pub fn new(number: Nsap, config: signalling::Config) -> Self {
         Calls {
             number,
             side: config.side,
-            // Circuits that an earlier life of this end had are those that the other end may
-            // still have.
+            // The other end may still have circuits of an earlier life of this end.
             next_vci: Circuit::FIRST_USER_VCI + (config.first_reference % 0x8000) as u16,
             signalling: Signalling::new(config),
             calls: BTreeMap::new(),
@@ -225,31 +226,31 @@ impl Calls {
         self.side
     }
 
-    /// The link's signalling: what has come and what is due goes there, and what it has to
-    /// say comes from there.
+    /// The link's signalling, which takes received PDUs and timeouts, and returns PDUs to
+    /// send.
     pub fn signalling(&mut self) -> &mut Signalling {
         &mut self.signalling
     }
 
-    /// When signalling has something to do.
+    /// Time at which signalling has something to do.
     #[must_use]
     pub fn poll_timeout(&self) -> Option<Time> {
         self.signalling.poll_timeout()
     }
 
-    /// True for a number of the system's.
+    /// True for a number of this system.
     #[must_use]
     pub fn is_own(&self, number: &Nsap) -> bool {
         number.0.get(..SYSTEM_LEN) == self.number.0.get(..SYSTEM_LEN)
     }
 
-    /// True for a circuit that a call has, or has not been released by both ends.
+    /// True for a circuit that a call has, or that both ends have not released yet.
     #[must_use]
     pub fn is_held(&self, circuit: Circuit) -> bool {
         self.held.contains(&circuit)
     }
 
-    /// How many circuits are those of calls.
+    /// Number of circuits of calls.
     #[must_use]
     pub fn circuits(&self) -> usize {
         self.held.len()
@@ -269,7 +270,7 @@ impl Calls {
         })
     }
 
-    /// Has a listener called; up to `backlog` calls wait for it.
+    /// Registers a listener; up to `backlog` calls wait for it.
     ///
     /// # Errors
     /// [`ListenError`].
@@ -300,7 +301,7 @@ impl Calls {
         Ok(())
     }
 
-    /// Has a listener called no more: who waits to be accepted is refused.
+    /// Removes a listener; rejects the calls that wait for it.
     pub fn unlisten(&mut self, now: Time, id: ListenerId) {
         let Some(listener) = self.listeners.remove(&id) else {
             return;
@@ -316,7 +317,7 @@ impl Calls {
         }
     }
 
-    /// Calls somebody; [`Notice::Circuit`] says which circuit it has.
+    /// Places a call; [`Notice::Circuit`] reports its circuit.
     ///
     /// # Errors
     /// [`CallError`].
@@ -334,13 +335,13 @@ impl Calls {
         };
         let connection = circuit.map(ConnectionIdentifier::exclusive);
         let setup = elements::setup(to, from, options, connection);
-        // Nothing but that there is no room is wrong with a SETUP.
+        // The only possible error of a SETUP is that there is no room.
         let id = (self.signalling.setup(now, setup)).map_err(|_: RequestError| CallError::Busy)?;
         self.enter(id, circuit, Holder::Owner);
         Ok(id)
     }
 
-    /// A call that waits for a listener, as [`Calls::take`] would have it.
+    /// A call that waits for a listener, as [`Calls::take`] would return it.
     #[must_use]
     pub fn waiting(&self, listener: ListenerId, id: CallId) -> Option<Taken> {
         let listener = self.listeners.get(&listener)?;
@@ -356,8 +357,8 @@ impl Calls {
         })
     }
 
-    /// Takes a call that waits for a listener. Its circuit is to be opened, and then the call
-    /// answered, or released.
+    /// Takes a call that waits for a listener. Its circuit must then be opened, and the
+    /// call answered, or released.
     pub fn take(&mut self, listener: ListenerId, id: CallId) -> Option<Taken> {
         let taken = self.waiting(listener, id)?;
         if let Some(listener) = self.listeners.get_mut(&listener) {
@@ -369,23 +370,25 @@ impl Calls {
         Some(taken)
     }
 
-    /// As [`Calls::take`], the call that has waited longest, if one does.
+    /// As [`Calls::take`], for the call that has waited longest, if there is one.
     pub fn take_next(&mut self, listener: ListenerId) -> Option<Taken> {
         let (id, _) = self.listeners.get(&listener)?.waiting.front()?;
         self.take(listener, *id)
     }
 
-    /// The circuit of a call is open, which is connected: the other end may send on it.
+    /// Reports that the circuit of a connected call is open: the other end may send on
+    /// it.
     pub fn acknowledge(&mut self, now: Time, id: CallId) {
         self.signalling.acknowledge(now, id);
     }
 
-    /// Answers a call that was taken. False where it is no more.
+    /// Answers a call that was taken. False if it has ended.
     pub fn answer(&mut self, now: Time, taken: &Taken) -> bool {
         (self.signalling.accept(now, taken.id, &taken.connect)).is_ok()
     }
 
-    /// Nobody here has the call any more: it is released, unless that is under way.
+    /// Releases a call that has no owner here any more, unless that is already in
+    /// progress.
     pub fn release(&mut self, now: Time, id: CallId, cause: u8) {
         let Some(held) = self.calls.get_mut(&id) else {
             return;
@@ -394,13 +397,13 @@ impl Calls {
         self.notices.retain(|notice| {
             !matches!(notice, Notice::Circuit(of, _) | Notice::Connected(of, _) if *of == id)
         });
-        // An error says that it is being released.
+        // An error means that it is already being released.
         let _ = self.signalling.release(now, id, Cause::new(cause));
     }
 
-    /// Takes over a call that was active in an earlier life of this end; whether the other end
-    /// has it still is asked for once the link is up. False where the call, or its circuit, is
-    /// another's.
+    /// Takes over a call that was active in an earlier life of this end. Once the link is
+    /// up, the other end is asked whether it still has the call. False if the call, or
+    /// its circuit, is another's.
     pub fn restore(&mut self, id: CallId, circuit: Option<Circuit>) -> bool {
         if circuit.is_some_and(|circuit| self.held.contains(&circuit)) {
             return false;
@@ -413,7 +416,7 @@ impl Calls {
         restored
     }
 
-    /// What happened next. The owner acts on it before it asks again.
+    /// The next notice. The owner acts on it before it calls this again.
     pub fn poll_notice(&mut self, now: Time, is_open: IsOpen<'_>) -> Option<Notice> {
         loop {
             if let Some(notice) = self.notices.pop_front() {
@@ -429,7 +432,7 @@ impl Calls {
         self.calls.insert(id, Held { circuit, holder });
     }
 
-    /// A circuit that nobody has, the longest unused first.
+    /// A free circuit, longest unused first.
     fn allot(&mut self, is_open: IsOpen<'_>) -> Option<Circuit> {
         let first = Circuit::FIRST_USER_VCI;
         for _ in first..=u16::MAX {
@@ -443,7 +446,7 @@ impl Calls {
         None
     }
 
-    /// The circuit that the other side names, where nothing here has it.
+    /// The circuit that the other side names, if it is free here.
     fn named(&self, elements: &Elements, is_open: IsOpen<'_>) -> Option<Circuit> {
         let circuit = elements.connection?.circuit()?;
         let free = circuit.vci >= Circuit::FIRST_USER_VCI
@@ -480,15 +483,15 @@ impl Calls {
                     self.held.remove(&circuit);
                 }
             }
-            // Their calls' events say the rest.
+            // Events of their calls report the rest.
             Event::LinkUp | Event::LinkDown | Event::Restarted(..) | Event::RestartDone(_) => {}
         }
     }
 
-    /// Somebody calls.
+    /// Handles an incoming call.
     ///
     /// # Errors
-    /// The cause to refuse it with.
+    /// The cause of the rejection.
     fn called(
         &mut self,
         now: Time,
@@ -519,7 +522,8 @@ impl Calls {
             }
         };
         self.enter(id, Some(circuit), Holder::Listener(listener));
-        // Or the caller would ask once more after T303, when a listener accepts late.
+        // Otherwise the caller would repeat the SETUP after T303, when a listener accepts
+        // late.
         let _ = self.signalling.proceed(now, id, named);
         if let Some(found) = self.listeners.get_mut(&listener) {
             found.waiting.push_back((id, elements));
@@ -528,7 +532,7 @@ impl Calls {
         Ok(())
     }
 
-    /// Calls by another circuit, where the other end has refused the one before.
+    /// Calls with another circuit, after the other end has refused the first.
     fn renamed(&mut self, now: Time, id: CallId, is_open: IsOpen<'_>) -> bool {
         let next = self.allot(is_open);
         let (Some(next), Some(held)) = (next, self.calls.get_mut(&id)) else {
@@ -542,8 +546,8 @@ impl Calls {
         self.signalling.setup_again(now, id, named).is_ok()
     }
 
-    /// The circuit that the network names. False where that cannot be: the call is
-    /// released.
+    /// Records the circuit that the network names. False if that is impossible: the call
+    /// is released.
     fn learn(&mut self, now: Time, id: CallId, elements: &Elements, is_open: IsOpen<'_>) -> bool {
         let wants = |held: &Held| held.circuit.is_none() && held.holder == Holder::Owner;
         if !self.calls.get(&id).is_some_and(wants) || elements.connection.is_none() {
@@ -590,7 +594,7 @@ impl Calls {
         let _ = self.signalling.release(now, id, cause);
     }
 
-    /// A call has ended: who has it learns why.
+    /// Records that a call has ended, and notifies its owner of the cause.
     fn ended(&mut self, id: CallId, cause: Cause) {
         let Some(held) = self.calls.get_mut(&id) else {
             return;

@@ -26,7 +26,7 @@ fn nothing_is_open(_: Circuit) -> bool {
     false
 }
 
-/// Carries PDUs until there are none; what each end learns meanwhile.
+/// Carries PDUs until there are none. Returns each end's notices.
 fn settle(ends: &mut [Calls; 2], now: Time) -> [Vec<Notice>; 2] {
     let mut learned = [Vec::new(), Vec::new()];
     loop {
@@ -72,7 +72,7 @@ fn a_call_has_its_circuit_at_both_ends_until_both_have_released_it() {
         (&caller[..], &called[..]),
         (&[][..], &[Notice::Incoming(5, called_id)][..])
     );
-    // A second has no place in the backlog.
+    // A second call has no place in the backlog.
     let second = call(&mut ends);
     let [caller, _] = settle(&mut ends, NOW);
     let busy = Cause::new(Cause::USER_BUSY);

@@ -1,5 +1,5 @@
-//! The calls of a switch: who calls by one port is led to another by the number that it
-//! calls, and the two calls, one of each link, are one ([`Signalling`] is a link).
+//! The calls of a switch. A call that arrives on one port is routed to another by its
+//! called number. The two calls, one on each link, are one ([`Signalling`] is a link).
 //!
 //! ```text
 //! SETUP ──► route, circuits ──► SETUP                       (the caller's port, the called's)
@@ -7,8 +7,8 @@
 //!  ◄── CONNECT ◄── the table has both directions ◄── CONNECT
 //! ```
 //!
-//! A VCI of a port is allotted again when both ends of that port's link have released it, that
-//! which was released last comes last. The table loses a call when either end releases it.
+//! A VCI of a port is reassigned when both ends of that port's link have released it; the
+//! most recently released comes last. The table loses a call when either end releases it.
 
 mod prefix;
 
@@ -23,48 +23,48 @@ use crate::switch::End;
 
 pub use prefix::{InvalidPrefix, NumberPrefix};
 
-/// Calls of a port that are not answered yet. One beyond is refused, so that who calls much
-/// does not fill the links that others are called by.
+/// Maximum number of unanswered calls of a port. Further calls are refused, so that a
+/// frequent caller does not fill the links on which others are called.
 pub const UNANSWERED_MAX: usize = 64;
 
-/// What is wanted of the table of circuits; the answer is true where it was done, or is so.
+/// A request to the table of circuits; the answer is true if it was done, or is so.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Request {
-    /// Whether no circuit of the table has this end.
+    /// Whether this end is unused by circuits of the table.
     IsFree(End),
-    /// Lead each of these to the other.
+    /// Route each of these to the other.
     Enter([End; 2]),
-    /// Lead neither anywhere any more; it is always done.
+    /// Remove the route of both; always succeeds.
     Remove([End; 2]),
 }
 
-/// Does what is wanted of the table.
+/// Carries out a request to the table.
 pub type Table<'a> = dyn FnMut(Request) -> bool + 'a;
 
-/// How often something happened.
+/// Event counters.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Counters {
-    /// Calls that came.
+    /// Incoming calls.
     pub calls: u64,
-    /// Of them, those that were answered.
+    /// Calls among those that were answered.
     pub connected: u64,
     /// Refused: their number leads nowhere (cause 3).
     pub no_route: u64,
-    /// Refused: no circuit was free, or the one that was named is not (causes 35, 45).
+    /// Refused: no circuit was free, or the named one is not (causes 35, 45).
     pub no_circuit: u64,
-    /// Refused: too many calls, of a port or that wait for an answer, or the table is full
+    /// Refused: too many calls, of a port or waiting for an answer, or the table is full
     /// (cause 47).
     pub no_resources: u64,
-    /// Refused for what they want (cause 73).
+    /// Refused for unsupported requests (cause 73).
     pub unsupported: u64,
-    /// Circuits that a called end has for something else (cause 35); another is tried.
+    /// Circuits that a called end uses for something else (cause 35); another is tried.
     pub circuits_refused: u64,
-    /// Numbers of callers that do not lead to them, which were not passed on.
+    /// Calling numbers that do not lead to their callers, which were not passed on.
     pub withheld: u64,
 }
 
 impl Counters {
-    /// All of them with their names.
+    /// All counters with their names.
     #[must_use]
     pub const fn each(&self) -> [(&'static str, u64); 8] {
         [
@@ -87,18 +87,18 @@ pub struct Leg {
     pub port: usize,
     /// Its call on the link; `None` once both ends of the link have released it.
     pub id: Option<CallId>,
-    /// Its circuit there, once it is known and until the link's both ends have released it.
+    /// Its circuit there, once known and until both ends of the link have released it.
     pub circuit: Option<Circuit>,
 }
 
 /// A call.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Call {
-    /// The caller's end and the called one's.
+    /// The caller's leg and the called one's.
     pub legs: [Leg; 2],
-    /// Who calls, where that is known to be true.
+    /// The caller's number, if it is known to be true.
     pub calling: Option<Nsap>,
-    /// Who is called.
+    /// The called number.
     pub called: Nsap,
     /// The table has it.
     pub entered: bool,
@@ -111,9 +111,9 @@ struct Port {
     side: Side,
     /// Circuits of calls.
     held: BTreeSet<Circuit>,
-    /// Where the search for a free VCI goes on.
+    /// Start of the next search for a free VCI.
     next_vci: u16,
-    /// Calls that came by it and are not answered.
+    /// Unanswered calls that arrived on it.
     unanswered: usize,
 }
 
@@ -125,14 +125,14 @@ pub struct Exchange {
     prefixes: Vec<(NumberPrefix, usize)>,
     calls: BTreeMap<u64, Call>,
     next_call: u64,
-    /// Which call and which of its legs a link's call is.
+    /// The call and the leg that a link's call belongs to.
     places: BTreeMap<(usize, CallId), (u64, usize)>,
     counters: Counters,
 }
 
 impl Exchange {
-    /// One entry a port, `None` for one that does not signal. Without numbers: every call
-    /// is refused.
+    /// One entry per port, `None` for one that does not signal. Starts without numbers:
+    /// every call is refused.
     #[must_use]
     pub fn new(ports: &[Option<Config>]) -> Self {
         let port = |config: Config| Port {
@@ -152,14 +152,14 @@ impl Exchange {
         }
     }
 
-    /// Which numbers lead to which port from now on: the longest prefix counts, and of two
-    /// alike the first. Calls that there are stay.
+    /// Sets which numbers lead to which port. The longest prefix counts, and of two equal
+    /// ones the first. Existing calls stay.
     pub fn set_prefixes(&mut self, mut prefixes: Vec<(NumberPrefix, usize)>) {
         prefixes.sort_by_key(|(prefix, _)| std::cmp::Reverse(prefix.digits()));
         self.prefixes = prefixes;
     }
 
-    /// What happened.
+    /// The event counters.
     #[must_use]
     pub fn counters(&self) -> Counters {
         let ports = self.ports.iter().flatten();
@@ -171,7 +171,7 @@ impl Exchange {
         }
     }
 
-    /// All calls, those included of which an end is still being released.
+    /// All calls, including those of which an end is still being released.
     pub fn calls(&self) -> impl Iterator<Item = &Call> {
         self.calls.values()
     }
@@ -182,7 +182,7 @@ impl Exchange {
         Some(&self.port(port)?.signalling)
     }
 
-    /// The number of the state that a leg of a call is in; 0 once it is released.
+    /// The number of the state of a call's leg; 0 once it is released.
     #[must_use]
     pub fn state(&self, leg: &Leg) -> u8 {
         let phase = |port: &Port| {
@@ -192,14 +192,14 @@ impl Exchange {
         self.port(leg.port).and_then(phase).unwrap_or(0)
     }
 
-    /// True for a circuit that a call has, or that is not released by both ends.
+    /// True for a circuit that a call has, or that both ends have not released yet.
     #[must_use]
     pub fn holds(&self, end: End) -> bool {
         let port = self.port(end.port);
         port.is_some_and(|port| port.held.contains(&end.circuit))
     }
 
-    /// A PDU of a port's circuit 0.5 has come.
+    /// Processes a PDU received on a port's circuit 0.5.
     pub fn pdu_received(&mut self, now: Time, port: usize, bytes: &[u8], table: &mut Table<'_>) {
         if let Some(port) = self.port_mut(port) {
             port.signalling.pdu_received(now, bytes);
@@ -215,7 +215,7 @@ impl Exchange {
         self.follow(now, table);
     }
 
-    /// When [`Exchange::handle_timeout`] has something to do.
+    /// Time at which [`Exchange::handle_timeout`] has something to do.
     #[must_use]
     pub fn poll_timeout(&self) -> Option<Time> {
         let ports = self.ports.iter().flatten();
@@ -242,7 +242,7 @@ impl Exchange {
                 .port_mut(port)
                 .and_then(|it| it.signalling.poll_event())
             {
-                // What it comes to may be an event of any port.
+                // It may cause an event of any port.
                 Some(event) => {
                     self.happened(now, port, event, table);
                     port = 0;
@@ -279,7 +279,7 @@ impl Exchange {
                 }
             }
             Event::Released(id, cause) => self.released(now, port, id, cause, table),
-            // Their calls' events say the rest.
+            // Events of their calls report the rest.
             Event::LinkUp | Event::LinkDown | Event::Restarted(..) | Event::RestartDone(_) => {}
         }
     }
@@ -295,10 +295,10 @@ impl Exchange {
         *counter += 1;
     }
 
-    /// Somebody calls by a port.
+    /// Handles an incoming call on a port.
     ///
     /// # Errors
-    /// The cause to refuse it with.
+    /// The cause of the rejection.
     fn called(
         &mut self,
         now: Time,
@@ -310,7 +310,7 @@ impl Exchange {
         let called = nsap(elements.called.as_ref()).ok_or(Cause::NO_ROUTE)?;
         let to = self.port_of(&called).ok_or(Cause::NO_ROUTE)?;
         let from = self.port(port).ok_or(Cause::NO_ROUTE)?;
-        // What another switch leads here and this one back would go round for ever.
+        // A call that another switch routes here and this one back would loop for ever.
         if to == port && from.side == Side::User {
             return Err(Cause::NO_ROUTE);
         }
@@ -357,14 +357,14 @@ impl Exchange {
                 Side::Network => Some(ConnectionIdentifier::exclusive(near)),
                 Side::User => None,
             };
-            // Its link may be down again already: then its end is among the events.
+            // Its link may already be down again: then its end is among the events.
             let _ = port.signalling.proceed(now, id, named);
         }
         Ok(())
     }
 
-    /// Calls by the second port, with what the caller said. A number of the caller that does
-    /// not lead to it is somebody else's.
+    /// Calls on the second port, with the caller's elements. A calling number that does
+    /// not lead to the caller's port belongs to another.
     fn call_on(
         &mut self,
         now: Time,
@@ -399,7 +399,7 @@ impl Exchange {
         Ok((id, circuit, calling))
     }
 
-    /// Calls the called end by another circuit, which has refused the one before.
+    /// Calls the called end with another circuit, after it has refused the first.
     #[expect(clippy::indexing_slicing, reason = "a leg is 0 or 1")]
     fn renamed(&mut self, now: Time, port: usize, id: CallId, table: &mut Table<'_>) -> bool {
         self.counters.circuits_refused += 1;
@@ -435,7 +435,7 @@ impl Exchange {
         circuit.vci >= Circuit::FIRST_USER_VCI && !self.holds(end) && table(Request::IsFree(end))
     }
 
-    /// A circuit that nobody has.
+    /// A free circuit.
     fn allot(&mut self, number: usize, table: &mut Table<'_>) -> Option<Circuit> {
         let first = Circuit::FIRST_USER_VCI;
         for _ in first..=u16::MAX {
@@ -462,7 +462,7 @@ impl Exchange {
         }
     }
 
-    /// The circuit of a call of ours that the other end names.
+    /// Records the circuit of an outgoing call that the other end names.
     #[expect(clippy::indexing_slicing, reason = "a leg is 0 or 1")]
     fn learn(
         &mut self,
@@ -494,7 +494,7 @@ impl Exchange {
         }
     }
 
-    /// The called end has answered: the table first, then CONNECT.
+    /// Handles the called end's answer: the table first, then CONNECT.
     fn connected(
         &mut self,
         now: Time,
@@ -540,7 +540,7 @@ impl Exchange {
         let link = self.port_mut(caller.port).map(|it| &mut it.signalling);
         let accepted = link.map(|link| link.accept(now, waiting, &connect));
         if accepted != Some(Ok(())) {
-            // It is being released; its events say the rest.
+            // It is being released; its events report the rest.
             self.clear(now, number, Cause::NORMAL, table);
             return;
         }
@@ -551,7 +551,7 @@ impl Exchange {
         }
     }
 
-    /// The call waits no more for an answer.
+    /// Records that the call no longer waits for an answer.
     fn answered(&mut self, number: u64) {
         let Some(call) = self.calls.get_mut(&number) else {
             return;
@@ -596,12 +596,12 @@ impl Exchange {
 
     fn release(&mut self, now: Time, port: usize, id: CallId, cause: Cause) {
         if let Some(port) = self.port_mut(port) {
-            // An error says that it is being released, or is.
+            // An error means that it is being released, or has been.
             let _ = port.signalling.release(now, id, cause);
         }
     }
 
-    /// Both ends of a link have released its call.
+    /// Records that both ends of a link have released its call.
     #[expect(clippy::indexing_slicing, reason = "a leg is 0 or 1")]
     fn released(
         &mut self,
@@ -634,7 +634,7 @@ impl Exchange {
     }
 }
 
-/// A party's number, where it is an NSAP.
+/// A party's number, if it is an NSAP.
 fn nsap(party: Option<&Party>) -> Option<Nsap> {
     match party?.number {
         Number::Nsap(number) => Some(number),

@@ -1,14 +1,14 @@
-//! Prefixes of ATM addresses, by which calls are led.
+//! Prefixes of ATM addresses, by which calls are routed.
 
 use std::fmt;
 use std::str::FromStr;
 
 use tidewall_wire::atm::{NSAP_LEN, Nsap};
 
-/// The first digits of numbers, 0 to 40 hexadecimal ones.
+/// The first digits of numbers, 0 to 40 hexadecimal digits.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct NumberPrefix {
-    /// The digits, zeros behind them.
+    /// The digits, followed by zeros.
     number: Nsap,
     digits: u8,
 }
@@ -21,13 +21,13 @@ pub struct NumberPrefix {
 pub struct InvalidPrefix;
 
 impl NumberPrefix {
-    /// How many digits it has.
+    /// The number of digits.
     #[must_use]
     pub const fn digits(&self) -> usize {
         self.digits as usize
     }
 
-    /// True where the number begins so.
+    /// True if a number has this prefix.
     #[must_use]
     pub fn has(&self, number: &Nsap) -> bool {
         let whole = self.digits() / 2;

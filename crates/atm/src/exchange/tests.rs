@@ -61,7 +61,7 @@ impl Written {
     }
 }
 
-/// The users' ends of three ports, and what a user's end is.
+/// The users' ends of three ports, and the kind of a user's end.
 struct Bed<P> {
     exchange: Exchange,
     users: Vec<P>,
@@ -120,7 +120,8 @@ impl<P: Peer> Bed<P> {
         }
     }
 
-    /// Carries PDUs both ways until there are none. `lost` says which are.
+    /// Carries PDUs both ways until there are none, except those for which `lost` is
+    /// true.
     fn carry(&mut self, mut lost: impl FnMut(usize) -> bool) {
         let Bed {
             exchange,
@@ -150,7 +151,7 @@ impl<P: Peer> Bed<P> {
         }
     }
 
-    /// Time passes at all ends.
+    /// Advances time at all ends.
     fn pass(&mut self, time: Duration, mut lost: impl FnMut(usize) -> bool) {
         let end = self.now + time;
         while self.now < end {
@@ -164,7 +165,7 @@ impl<P: Peer> Bed<P> {
         }
     }
 
-    /// What is always so.
+    /// Checks the invariants.
     fn check(&self) {
         let entered = self.exchange.calls().filter(|call| call.entered).count();
         assert_eq!(entered, self.table.circuits.len());
@@ -220,7 +221,7 @@ impl Bed<Sscop> {
         self.carry(|_| false);
     }
 
-    /// The messages that have come to a user.
+    /// The messages that a user has received.
     fn heard(&mut self, port: usize) -> Vec<(CallReference, MessageType, Elements)> {
         let mut heard = Vec::new();
         while let Some(event) = self.users[port].poll_event() {
@@ -234,7 +235,7 @@ impl Bed<Sscop> {
     }
 }
 
-/// How far a call from port 0 to port 1 has come.
+/// How far a call from port 0 to port 1 has progressed.
 #[derive(Clone, Copy, Debug, PartialEq)]
 enum State {
     Called,
@@ -291,8 +292,8 @@ fn call_in(state: State) -> (Bed<Sscop>, [CallReference; 2]) {
     (bed, [mine, theirs])
 }
 
-/// Every message at either end in every state: the table has the call while both ends have
-/// it and it is answered, and nothing is left once both have released it.
+/// Every message at either end in every state. The table has the call while both ends
+/// have it and it is answered. Nothing is left once both have released it.
 #[test]
 fn every_message_of_either_end_in_every_state() {
     let said = Elements {
@@ -311,7 +312,7 @@ fn every_message_of_either_end_in_every_state() {
                     || state == State::Connected && !clears;
                 let has = bed.table.circuits.len() == 1;
                 assert_eq!(has, enters, "{state:?}, {kind:?} of port {port}");
-                // A SETUP of a call that is no more is another call.
+                // A SETUP of an ended call is another call.
                 let again = kind == MessageType::Setup
                     && [State::Over, State::Refused].contains(&state)
                     && port == 0;
@@ -320,7 +321,7 @@ fn every_message_of_either_end_in_every_state() {
                 for (port, reference) in references.into_iter().enumerate() {
                     bed.say(port, reference, MessageType::ReleaseComplete, &said);
                 }
-                // That one's called end was not asked.
+                // The called end of that one was not asked.
                 if another {
                     bed.pass(Duration::from_secs(70), |_| false);
                 }
@@ -340,7 +341,7 @@ fn the_table_has_the_call_before_either_end_knows() {
         panic!("{heard:?}");
     };
     assert_eq!(named.connection.unwrap().circuit().unwrap().vci, 32);
-    // Its message is taken, and nothing has left.
+    // Its message is processed, and nothing has left.
     let mut bytes = [0; MESSAGE_MAX];
     let none = Elements::default();
     let length = none.emit(theirs, MessageType::Connect, &mut bytes).unwrap();
@@ -357,7 +358,7 @@ fn the_table_has_the_call_before_either_end_knows() {
     bed.carry(|_| false);
     assert_eq!(bed.heard(0)[0].1, MessageType::Connect);
     assert_eq!(bed.heard(1)[0].1, MessageType::ConnectAcknowledge);
-    // Why the called end releases is what the caller learns.
+    // The caller learns the called end's cause of release.
     let busy = Elements {
         cause: Some(Cause::new(Cause::USER_BUSY)),
         ..none
@@ -368,14 +369,14 @@ fn the_table_has_the_call_before_either_end_knows() {
         panic!("{heard:?}");
     };
     assert_eq!(said.cause.unwrap().value(), Cause::USER_BUSY);
-    // Its circuit is the caller's until that has released it, too.
+    // Its circuit stays the caller's until the caller has also released it.
     let held = |bed: &Bed<Sscop>, port| bed.exchange.port(port).unwrap().held.len();
     assert_eq!((held(&bed, 0), held(&bed, 1)), (1, 0));
     bed.say(0, mine, MessageType::ReleaseComplete, &none);
     bed.check_empty();
 }
 
-/// The causes of UNI 3.1, and of each a count.
+/// The causes of UNI 3.1, each with a counter.
 #[test]
 fn refusals_have_their_causes() {
     let refused = |bed: &mut Bed<Sscop>, said: &Elements| {
@@ -393,7 +394,7 @@ fn refusals_have_their_causes() {
     let mut pair = setup(number(1));
     pair.bearer = None;
     assert_eq!(refused(&mut bed, &pair), Cause::MANDATORY_ELEMENT_MISSING);
-    // All VCIs are permanent circuits'.
+    // All VCIs belong to permanent circuits.
     let all = (32..=u16::MAX).map(|vci| (1, Circuit { vpi: 0, vci }));
     bed.table.permanent.extend(all);
     let cause = refused(&mut bed, &setup(number(1)));
@@ -411,7 +412,7 @@ fn refusals_have_their_causes() {
     assert_eq!(why.cause.unwrap().value(), Cause::RESOURCES_UNAVAILABLE);
 }
 
-/// Who floods has so many calls that wait, and others' go on.
+/// A flooding caller has a bounded number of waiting calls, and others' calls proceed.
 #[test]
 fn a_flood_of_setups_is_bounded_and_others_call() {
     let mut bed = by_hand();
@@ -426,7 +427,7 @@ fn a_flood_of_setups_is_bounded_and_others_call() {
     let reference = CallReference::new(1, false).unwrap();
     bed.say(2, reference, MessageType::Setup, &setup(number(1)));
     assert_eq!(bed.heard(1)[0].1, MessageType::Setup);
-    // Who is called answers nobody: T303 twice, and all is over.
+    // The called user does not answer: T303 twice, and all calls end.
     bed.pass(Duration::from_secs(70), |_| false);
     bed.check_empty();
 }
@@ -480,8 +481,8 @@ fn the_longest_prefix_leads() {
     assert_eq!(exchange.port_of(&number(0x10)), Some(2));
 }
 
-/// What a port does to a switch above: that names circuits, and what it leads here is not
-/// led back.
+/// A port as the user's side of a switch above, which assigns circuits. A call that it
+/// routes here is not routed back.
 #[test]
 fn a_port_of_the_user_s_side_has_circuits_named() {
     let sides = [Side::Network, Side::User, Side::Network];
@@ -525,7 +526,7 @@ fn a_port_of_the_user_s_side_has_circuits_named() {
     }
 }
 
-/// A user has a permanent circuit that the switch knows nothing of.
+/// A user has a permanent circuit that the switch does not know.
 #[test]
 fn a_circuit_that_the_called_end_refuses_is_not_the_end_of_the_call() {
     let mut bed = Bed::new(USERS, |side| Signalling::new(Config::new(side)));
@@ -559,7 +560,7 @@ fn a_circuit_that_the_called_end_refuses_is_not_the_end_of_the_call() {
     let phase = bed.users[0].phase(mine);
     assert_eq!(phase, Some(crate::signalling::Phase::Active));
     assert_eq!(bed.exchange.counters().circuits_refused, 3);
-    // Who refuses every circuit refuses the call.
+    // A user that refuses every circuit refuses the call.
     let mine = bed.users[0].setup(bed.now, setup(number(1))).unwrap();
     let mut tries = 0;
     while let Some((there, _)) = named(&mut bed) {

@@ -1,13 +1,13 @@
-//! Circuits that calls set up: the client of an ATMARP server (RFC 2225 §8.4), and who calls
-//! here.
+//! Circuits set up by calls: the client of an ATMARP server (RFC 2225 §8.4), and incoming
+//! calls.
 //!
 //! ```text
 //! packet ─► no circuit ─► ask the server ─► its number ─► call ─► circuit ─► idle ─► released
 //! ```
 //!
-//! What a caller says of itself is not believed alone: a client asks the server for the number
-//! of the address, and takes the circuit for it where that is the caller's; a server believes
-//! an address of the number that called, which the network has checked.
+//! A caller's report about itself is not trusted alone. A client asks the server for the
+//! number of the address, and uses the circuit for it if that is the caller's. A server
+//! trusts an address of the calling number, which the network has checked.
 
 use std::net::Ipv4Addr;
 use std::time::Duration;
@@ -17,18 +17,17 @@ use tidewall_wire::atm::{Circuit, Nsap};
 
 use super::{LIFETIME, Peer, REFRESH, RETRY, Subnetwork, Time};
 
-/// How long a circuit of a call is kept without a packet (RFC 1755 §3.3), unless another time is
-/// given.
+/// Default for how long a call's circuit is kept without a packet (RFC 1755 §3.3).
 pub const IDLE_DEFAULT: Duration = Duration::from_secs(20 * 60);
-/// Times that the server is asked for a neighbour.
+/// Attempts at asking the server for a neighbour.
 const TRIES: u8 = 3;
-/// For how long a neighbour is not asked for again who was not found or not reached.
+/// How long a neighbour that was not found or not reached is not asked for again.
 const FAILED: Duration = Duration::from_secs(10);
-/// Neighbours that are asked for or called at a time: a scan of the subnetwork is to cost no
-/// more.
+/// Maximum number of neighbours resolved or called at a time: a scan of the subnetwork
+/// must cost no more.
 const WANTED_MAX: usize = 256;
 
-/// What is to be done with calls.
+/// An action on calls.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Action {
     /// Call this number; then [`Subnetwork::connected`] or [`Subnetwork::failed`].
@@ -46,7 +45,7 @@ pub(super) struct Server {
 
 #[derive(Clone, Copy, Debug)]
 enum Link {
-    /// It is called then.
+    /// The server is called at that time.
     Down(Time),
     Calling,
     Up(Circuit),
@@ -61,35 +60,35 @@ impl Server {
     }
 }
 
-/// How far the way to a neighbour is.
+/// Progress of the way to a neighbour.
 #[derive(Clone, Copy, Debug)]
 pub(super) enum Wanted {
-    /// The server is asked, so many times more, the next time then.
+    /// The server is being asked: remaining attempts, and the time of the next.
     Asked(u8, Time),
     Calling(Nsap),
-    /// It cannot be reached until then.
+    /// It is unreachable until then.
     Failed(Time),
 }
 
 impl Subnetwork {
-    /// The next thing to be done with calls.
+    /// The next action on calls.
     pub fn poll_action(&mut self) -> Option<Action> {
         self.actions.pop_front()
     }
 
-    /// Somebody has called, and the call is taken.
+    /// Records an incoming call, which is accepted.
     pub fn called(&mut self, now: Time, circuit: Circuit, caller: Option<Nsap>) {
         self.enter(now, circuit, caller);
-        // Who is it?
+        // Asks for the caller's address.
         self.handle_timeout(now);
     }
 
-    /// A call of ours is answered.
+    /// Records that an outgoing call is answered.
     pub fn connected(&mut self, now: Time, number: Nsap, circuit: Circuit) {
         self.enter(now, circuit, Some(number));
         if let Some(server) = self.server.as_mut().filter(|it| it.number == number) {
             server.link = Link::Up(circuit);
-            // Who waits is asked for now.
+            // Resolves waiting neighbours now.
             for wanted in self.wanted.values_mut() {
                 if let Wanted::Asked(_, at) = wanted {
                     *at = now;
@@ -99,7 +98,8 @@ impl Subnetwork {
         let calling = self.wanted.iter();
         let calling = calling.filter(|(_, it)| matches!(it, Wanted::Calling(to) if *to == number));
         let calling: Vec<Ipv4Addr> = calling.map(|(address, _)| *address).collect();
-        // A circuit is one neighbour's; another address of that number is asked for anew.
+        // A circuit belongs to one neighbour; another address of that number is resolved
+        // again.
         for (place, address) in calling.into_iter().enumerate() {
             match place {
                 0 => self.bind(now, circuit, address, number),
@@ -109,7 +109,7 @@ impl Subnetwork {
         self.handle_timeout(now);
     }
 
-    /// A call of ours was not answered.
+    /// Records that an outgoing call was not answered.
     pub fn failed(&mut self, now: Time, number: Nsap) {
         if let Some(server) = self.server.as_mut().filter(|it| it.number == number) {
             server.link = Link::Down(now + RETRY);
@@ -121,7 +121,8 @@ impl Subnetwork {
         }
     }
 
-    /// A circuit is no more, of a call or a permanent one. False where there was none.
+    /// Records the end of a circuit, of a call or a permanent one. False if there was
+    /// none.
     pub fn ended(&mut self, now: Time, circuit: Circuit) -> bool {
         let Some(peer) = self.circuits.remove(&circuit) else {
             return false;
@@ -150,7 +151,8 @@ impl Subnetwork {
         self.circuits.insert(circuit, peer);
     }
 
-    /// The circuit is the one to this neighbour, whose number the server or a call has said.
+    /// Binds the circuit to this neighbour, whose number the server or a call has
+    /// reported.
     fn bind(&mut self, now: Time, circuit: Circuit, address: Ipv4Addr, number: Nsap) {
         self.wanted.remove(&address);
         let Some(peer) = self.circuits.get_mut(&circuit) else {
@@ -162,7 +164,7 @@ impl Subnetwork {
         self.neighbours.insert(address, circuit);
     }
 
-    /// A packet goes or comes by a circuit.
+    /// Records a packet on a circuit.
     pub(super) fn used(&mut self, now: Time, circuit: Circuit) {
         let peer = self.circuits.get_mut(&circuit);
         if let Some((_, used)) = peer.and_then(|peer| peer.call.as_mut()) {
@@ -175,7 +177,7 @@ impl Subnetwork {
         matches!(link, Some(Link::Up(it)) if it == circuit)
     }
 
-    /// Says who this is at the server.
+    /// Registers this host at the server.
     pub(super) fn register(&mut self, circuit: Circuit) {
         let own = Party {
             number: self.config.number,
@@ -188,7 +190,7 @@ impl Subnetwork {
         self.put(circuit, Operation::Request, own, target);
     }
 
-    /// Has a way to a neighbour made; false where there is none to be made now.
+    /// Starts setting up a way to a neighbour; false if none can be set up now.
     pub(super) fn want(&mut self, now: Time, address: Ipv4Addr) -> bool {
         if self.server.is_none() || !self.config.is_neighbour(address) {
             return false;
@@ -205,8 +207,8 @@ impl Subnetwork {
         true
     }
 
-    /// Whether what the other end of a call says of itself is believed: `None` where that is as
-    /// for any circuit.
+    /// Whether to trust what the other end of a call reports about itself; `None` if it
+    /// is treated as on any circuit.
     pub(super) fn check_caller(
         &mut self,
         now: Time,
@@ -235,7 +237,7 @@ impl Subnetwork {
         Some(true)
     }
 
-    /// The server, and nobody else, says what a neighbour's number is.
+    /// Records a neighbour's number from the server; no other host is trusted for it.
     pub(super) fn resolved(&mut self, now: Time, circuit: Circuit, said: &Party) {
         let (Some(address), Number::Nsap(number)) = (said.address, said.number) else {
             return;
@@ -259,7 +261,8 @@ impl Subnetwork {
         }
     }
 
-    /// The server does not know a neighbour, or does not believe that this is who it says.
+    /// Records that the server does not know a neighbour, or does not accept this host's
+    /// registration.
     pub(super) fn unresolved(&mut self, now: Time, circuit: Circuit, asked: Option<Ipv4Addr>) {
         let Some(address) = asked.filter(|_| self.is_server(circuit)) else {
             return;
@@ -271,7 +274,7 @@ impl Subnetwork {
         }
     }
 
-    /// When [`Subnetwork::handle_calls`] has something to do.
+    /// Time at which [`Subnetwork::handle_calls`] has something to do.
     pub(super) fn calls_due(&self) -> Option<Time> {
         let server = match self.server.map(|server| server.link) {
             Some(Link::Down(at)) => Some(at),
@@ -293,7 +296,7 @@ impl Subnetwork {
         !self.config.server && !self.is_server(circuit)
     }
 
-    /// Calls the server, asks it, gives up, and releases what is idle.
+    /// Calls the server, asks it, gives up, and releases idle circuits.
     pub(super) fn handle_calls(&mut self, now: Time) {
         let up = match &mut self.server {
             Some(server) => match server.link {

@@ -1,7 +1,7 @@
-//! Long TCP segments between a kernel and circuits: what a kernel gives uncut is cut into
-//! packets where it lies (its segmentation offload), and packets that follow each other are
-//! joined to one before a kernel gets them (its receive offload, GRO). A kernel's way through
-//! its stack costs much the same for a packet of 64 KiB as for one of 1,500 bytes.
+//! Long TCP segments between a kernel and circuits. A kernel's unsplit segments are split
+//! into packets where they lie (its segmentation offload). Consecutive packets are joined
+//! to one before a kernel gets them (its receive offload, GRO). A packet of 64 KiB costs
+//! a kernel's stack about as much as one of 1,500 bytes.
 
 use tidewall_wire::ipv4::{self, Header as IpHeader};
 use tidewall_wire::tcp::{self, Flags};
@@ -11,7 +11,7 @@ use tidewall_wire::{Protocol, checksum::Sum};
 
 use super::HEADER_LEN;
 
-/// Bytes of the longest headers, LLC's included.
+/// Bytes of the longest headers, including LLC's.
 const HEADERS_MAX: usize = HEADER_LEN + ipv4::HEADER_MAX + tcp::HEADER_MAX;
 
 /// A packet contradicts the header that the kernel put before it.
@@ -19,12 +19,12 @@ const HEADERS_MAX: usize = HEADER_LEN + ipv4::HEADER_MAX + tcp::HEADER_MAX;
 #[error("the packet is not what its virtio-net header says")]
 pub struct Malformed;
 
-/// Finishes what a kernel left undone, its checksum or its segmentation, in place. `payload` is
-/// an IPv4 packet behind [`HEADER_LEN`] bytes of LLC; `each` is given each payload to be sent,
-/// LLC included, in order.
+/// Completes in place what a kernel left undone, its checksum or its segmentation.
+/// `payload` is an IPv4 packet behind [`HEADER_LEN`] bytes of LLC. `each` receives each
+/// payload to be sent, including LLC, in order.
 ///
 /// # Errors
-/// [`Malformed`] before anything was given.
+/// [`Malformed`], before any payload was passed.
 pub fn cut(
     header: &Header,
     payload: &mut [u8],
@@ -47,7 +47,7 @@ pub fn cut(
 fn finish(packet: &mut [u8], unfinished: Unfinished) -> Option<()> {
     let covered = packet.get_mut(usize::from(unfinished.start)..)?;
     let sum = Sum::ZERO.bytes(covered).checksum();
-    // Zero would be UDP's for none; the other zero says the same to all.
+    // Zero would mean no checksum in UDP; the other zero is equivalent everywhere.
     let sum = if sum == 0 { u16::MAX } else { sum };
     let at = usize::from(unfinished.offset);
     let field = covered.get_mut(at..at.checked_add(2)?)?;
@@ -61,7 +61,7 @@ fn cut_segment(segments: Segments, payload: &mut [u8], each: &mut impl FnMut(&[u
         let packet = ipv4::Packet::new(payload.get(HEADER_LEN..)?).ok()?;
         let is_tcp = packet.protocol() == Protocol::TCP && !packet.is_fragment();
         let tcp = tcp::Packet::new(packet.payload()).ok()?;
-        // A step of fewer bytes would write over the LLC header that the next packet uses.
+        // A step of fewer bytes would overwrite the LLC header that the next packet uses.
         let is_cut = is_tcp && segments.kind == Kind::TCP_V4 && step >= HEADER_LEN;
         if !is_cut || tcp.payload().is_empty() {
             return None;
@@ -69,7 +69,7 @@ fn cut_segment(segments: Segments, payload: &mut [u8], each: &mut impl FnMut(&[u
         let len = packet.header_len() + tcp.header_len();
         let header = tcp.header();
         let end = HEADER_LEN + len + tcp.payload().len();
-        // Behind the packet is nothing.
+        // Nothing follows the packet.
         if end != payload.len() {
             return None;
         }
@@ -85,7 +85,7 @@ fn cut_segment(segments: Segments, payload: &mut [u8], each: &mut impl FnMut(&[u
     while at + headers_len < payload.len() {
         let end = payload.len().min(at + headers_len + step);
         let is_last = end == payload.len();
-        // The headers of all but the first lie where the end of the payload before was.
+        // All headers but the first lie where the end of the previous payload was.
         let piece = payload.get_mut(at..end)?;
         piece.get_mut(..headers_len)?.copy_from_slice(headers);
         let ip = IpHeader {
@@ -125,21 +125,21 @@ fn put_checksum(segment: &mut [u8], value: u16) -> Option<()> {
     Some(())
 }
 
-/// Joins IPv4 packets of one connection that follow each other.
+/// Joins consecutive IPv4 packets of one connection.
 #[derive(Debug, Default)]
 pub struct Joiner {
-    /// What was joined.
+    /// The joined bytes.
     bytes: Vec<u8>,
     run: Option<Run>,
 }
 
-/// What is in the joiner.
+/// The joiner's contents.
 #[derive(Clone, Copy, Debug)]
 struct Run {
     headers: usize,
-    /// Payload of each packet but the last.
+    /// Payload of each packet except the last.
     step: usize,
-    /// Sequence number behind it.
+    /// Sequence number after it.
     next: u32,
     packets: u32,
 }
@@ -153,8 +153,8 @@ struct Joinable<'a> {
 }
 
 impl<'a> Joinable<'a> {
-    /// As Linux's GRO has it: data without any flag but ACK and PSH, not to be fragmented,
-    /// undamaged.
+    /// The criteria of GRO in Linux: data without any flag but ACK and PSH, not to be
+    /// fragmented, undamaged.
     fn new(packet: &'a [u8]) -> Option<Self> {
         let ip = ipv4::Packet::new(packet).ok()?;
         let plain = ip.header_len() == ipv4::HEADER_LEN
@@ -181,7 +181,7 @@ impl<'a> Joinable<'a> {
     }
 }
 
-/// What must be the same in packets that are joined: all of the headers but IP's length,
+/// The parts that must be equal in joined packets: all of the headers except IP's length,
 /// identification and checksum, and TCP's sequence number, PSH and checksum.
 fn continues(joined: &[u8], packet: &[u8], headers: usize) -> bool {
     let same = |range: core::ops::Range<usize>| joined.get(range.clone()) == packet.get(range);
@@ -189,8 +189,8 @@ fn continues(joined: &[u8], packet: &[u8], headers: usize) -> bool {
 }
 
 impl Joiner {
-    /// Takes a packet. `write` is given what goes no further, with the header before it and
-    /// how many packets it was.
+    /// Adds a packet. `write` receives what cannot be extended, with its header and its
+    /// number of packets.
     pub fn add(&mut self, packet: &[u8], write: &mut impl FnMut(&Header, &[u8], u32)) {
         let Some(joinable) = Joinable::new(packet) else {
             self.flush(write);
@@ -238,7 +238,7 @@ impl Joiner {
         }
     }
 
-    /// Gives `write` what is in it.
+    /// Passes the contents to `write`.
     pub fn flush(&mut self, write: &mut impl FnMut(&Header, &[u8], u32)) {
         if let Some(run) = self.run.take() {
             let header = match run.packets {
@@ -252,8 +252,8 @@ impl Joiner {
         self.bytes.clear();
     }
 
-    /// Writes length and checksums of several packets; the kernel's part is TCP's. There is
-    /// always a header: they were read.
+    /// Writes length and checksums of several packets; TCP's checksum is left to the
+    /// kernel. There is always a header: it was read.
     fn finish(&mut self, run: &Run) -> Option<Header> {
         let ip = IpHeader::of(&ipv4::Packet::new(&self.bytes).ok()?);
         let length = self.bytes.len() - ipv4::HEADER_LEN;

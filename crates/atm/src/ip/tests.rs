@@ -25,7 +25,8 @@ fn interface(last: u8, server: bool) -> Subnetwork {
     })
 }
 
-/// Gives each end what the other sends, until neither does; both call the circuit the same.
+/// Passes each end's payloads to the other until there are none; both name the circuit
+/// the same.
 fn exchange(now: Time, left: &mut Subnetwork, right: &mut Subnetwork) {
     loop {
         let sent = [left.poll_transmit(), right.poll_transmit()];
@@ -75,7 +76,8 @@ fn neighbours_find_one_another_and_are_forgotten_when_silent() {
     assert_eq!(left.way(second(0), host(2)), Way::By(A));
     assert_eq!(right.way(second(0), host(1)), Way::By(A));
     assert_eq!(left.poll_timeout(), Some(second(1 + 15 * 60)));
-    // The other is gone: asked each three seconds, and forgotten after five minutes more.
+    // The other end is gone: asked every three seconds, and forgotten after five minutes
+    // more.
     let mut requests = 0;
     while let Some(due) = left
         .poll_timeout()
@@ -87,7 +89,7 @@ fn neighbours_find_one_another_and_are_forgotten_when_silent() {
     assert_eq!(requests, 101);
     assert_eq!(left.way(second(0), host(2)), Way::None);
     assert_eq!(left.neighbours().next().unwrap().address, None);
-    // It comes back with another address.
+    // It returns with another address.
     let mut right = interface(3, false);
     right.add(second(2000), A, None).unwrap();
     exchange(second(2000), &mut left, &mut right);
@@ -112,7 +114,7 @@ fn what_is_said_of_a_circuit_stays() {
     left.poll_transmit().unwrap();
     left.add_route(Ipv4Addr::new(10, 20, 0, 0), 16, host(2))
         .unwrap();
-    // Who lies is not believed, and not answered.
+    // A false report is neither trusted nor answered.
     let nobody = Party::default();
     let at = |address| Party {
         address: Some(address),
@@ -136,7 +138,7 @@ fn what_is_said_of_a_circuit_stays() {
     assert_eq!(left.poll_transmit(), None);
     assert_eq!(left.way(second(0), Ipv4Addr::new(10, 20, 0, 5)), Way::By(A));
     assert_eq!(left.way(second(0), host(2)), Way::By(A));
-    // A circuit that there is not.
+    // A circuit that does not exist.
     let bytes = packet(Operation::InverseReply, party(4), nobody);
     left.received(second(1), Circuit { vpi: 3, vci: 3 }, &bytes);
     assert_eq!(left.way(second(0), host(4)), Way::None);
@@ -242,7 +244,7 @@ fn a_server_answers_for_others() {
     assert_eq!(unknown.target.address, Some(host(9)));
     assert_eq!(asked(&mut server, 1).unwrap().source, party(1));
     assert_eq!(asked(&mut server, 3).unwrap().source, party(3));
-    // What one end says of another's address, or of one that nobody has, is not kept.
+    // A report about another host's address, or about an unused one, is not kept.
     for address in [host(2), host(8)] {
         let lie = Party {
             address: Some(address),
@@ -255,7 +257,7 @@ fn a_server_answers_for_others() {
     assert_eq!(asked(&mut server, 2).unwrap().source, party(2));
     let unknown = asked(&mut server, 8).unwrap();
     assert_eq!(unknown.operation, Operation::Unknown);
-    // What it says of itself is.
+    // A report about itself is.
     let moved = Party {
         address: Some(host(3)),
         ..party(66)
@@ -263,7 +265,7 @@ fn a_server_answers_for_others() {
     server.received(second(1), B, &packet(Operation::Request, moved, party(1)));
     assert!(server.poll_transmit().is_some());
     assert_eq!(server.number(host(3)), Some(moved.number));
-    // Who is replaced or silent is forgotten, with that.
+    // A replaced or silent neighbour is forgotten, with its address.
     let reply = |last| packet(Operation::InverseReply, party(last), nobody);
     server.received(second(2), A, &reply(4));
     let unknown = asked(&mut server, 2).unwrap();
@@ -289,7 +291,7 @@ fn packets_are_ipv4_behind_llc_and_answers_have_a_limit() {
     bytes[HEADER_LEN + 3] = 20;
     let whole = bytes[HEADER_LEN..HEADER_LEN + 20].to_vec();
     assert_eq!(left.received(second(0), A, &bytes), Some(&whole[..]));
-    // No IPv4 behind IPv4's header: IPv6, half a packet, nothing.
+    // Not IPv4 behind IPv4's header: IPv6, half a packet, nothing.
     let mut other = bytes.clone();
     other[HEADER_LEN] = 0x60;
     assert_eq!(left.received(second(0), A, &other), None);
@@ -313,7 +315,7 @@ fn packets_are_ipv4_behind_llc_and_answers_have_a_limit() {
 }
 
 proptest! {
-    /// Whatever comes, each neighbour has one circuit, and each circuit one neighbour.
+    /// For any input, each neighbour has one circuit, and each circuit one neighbour.
     #[test]
     fn whatever_comes_circuits_and_neighbours_belong_together(
         steps in prop::collection::vec((0u16..4, prop_oneof![Just(1u16), Just(2), Just(8), Just(9)], 0u8..6, 0u64..900, any::<u8>()), 0..200),

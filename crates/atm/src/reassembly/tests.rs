@@ -20,7 +20,7 @@ fn opened(limits: Limits) -> Reassembly {
     reassembly
 }
 
-/// Puts a PDU's cells in; what came out of the last.
+/// Passes in a PDU's cells; returns the result of the last.
 fn put(
     reassembly: &mut Reassembly,
     circuit: Circuit,
@@ -109,7 +109,7 @@ fn a_pdu_over_its_circuits_longest_is_given_up_to_its_end() {
     assert_eq!(reassembly.dropped(DropReason::TooLong), 1);
     assert_eq!(reassembly.held(), 0);
     assert!(put(&mut reassembly, A, &pdu(&[1; 100])).unwrap().is_some());
-    // In a frame of its own, too.
+    // Also in a frame of its own.
     let long = pdu(&[1; 300]);
     let error = reassembly.part(NOW, A, &long, true).unwrap_err();
     assert_eq!(error, DropReason::TooLong);
@@ -137,7 +137,7 @@ fn short_memory_refuses_new_pdus_first_and_then_the_one_that_grows() {
         .unwrap_err();
     assert_eq!(error, DropReason::Memory);
     assert_eq!(reassembly.held(), 0);
-    // Both pass over the rest, and take the next.
+    // Both skip the rest, and accept the next.
     for circuit in [A, B] {
         let error = reassembly
             .cell(NOW, circuit, PayloadType::USER_LAST, cell)
@@ -230,7 +230,7 @@ fn a_pdu_in_parts_of_frames() {
     assert_eq!(single.payload(), [9; 500]);
 }
 
-/// What happens to a cell on its way.
+/// The fate of a cell on its way.
 #[derive(Clone, Copy, Debug)]
 enum Fate {
     Comes,
@@ -243,9 +243,9 @@ fn fate() -> impl Strategy<Value = Fate> {
 }
 
 proptest! {
-    /// Whatever is lost or doubled, and however circuits interleave: what comes out was
-    /// sent, each PDU that came whole behind an undamaged last cell comes out, in order,
-    /// and memory stays within its limit and goes back to nothing.
+    /// Cells may be lost or doubled, and circuits interleave in any way. Every output was
+    /// sent. Each PDU that arrived whole after an undamaged last cell comes out, in
+    /// order. Memory stays within its limit and returns to nothing.
     #[test]
     fn loss_doubles_and_interleaving(
         lengths in prop::collection::vec((any::<bool>(), 1_usize..400), 1..40),

@@ -1,4 +1,4 @@
-//! What time, the link and requests do to calls.
+//! The effects of time, the link and requests on calls.
 
 use std::ops::Bound;
 use std::time::Duration;
@@ -11,9 +11,9 @@ use super::{Call, CallId, Event, Phase, Side, Signalling, because, expired};
 use crate::reassembly::Time;
 use crate::sscop;
 
-/// How many calls' states are asked for at once when the link comes up anew, and how long
-/// after that those of more: each message is kept until the other end has it, and the link's
-/// queue is for others, too.
+/// How many calls' states are asked for at once when the link comes up again, and the
+/// pause before those of more. Each message is kept until the other end has it, and the
+/// link's queue is for others, too.
 const ASKED_AT_ONCE: usize = 256;
 const ASK_AGAIN: Duration = Duration::from_millis(100);
 
@@ -73,8 +73,8 @@ impl Signalling {
                 let cause = call.cause;
                 self.end(id, cause);
             }
-            // T322: the other end says nothing of an active call. Or T313, of one that the
-            // network's side has accepted.
+            // T322: the other end does not report on an active call. Or T313, for one
+            // that the network's side has accepted.
             Phase::Active if !again => {
                 self.arm(id, now + self.config.t322);
                 self.put(now, id, MessageType::StatusEnquiry, &Elements::default());
@@ -91,7 +91,7 @@ impl Signalling {
         }
     }
 
-    /// A PDU of the link's circuit has come.
+    /// Processes a PDU received on the link's circuit.
     pub fn pdu_received(&mut self, now: Time, bytes: &[u8]) {
         self.link.pdu_received(now, bytes);
         self.take_link_events(now);
@@ -107,9 +107,9 @@ impl Signalling {
         }
     }
 
-    /// The link is up, or up anew: what was under way may be lost, so each active call's
-    /// state is asked for (§5.6.8, §5.6.9), soon: a neighbour that begins anew over and over
-    /// has no work done for all calls each time.
+    /// Handles a link that came up, or up again. Messages in transit may be lost, so each
+    /// active call's state is asked for (§5.6.8, §5.6.9), soon. A neighbour that restarts
+    /// repeatedly does not cause work for all calls each time.
     pub(super) fn link_up(&mut self, now: Time) {
         self.up = true;
         self.down_until = None;
@@ -121,8 +121,8 @@ impl Signalling {
         self.asking = Some((next, None));
     }
 
-    /// Asks for the states of some active calls, those behind this one. One that waits for its
-    /// acknowledgment has its timer, which a link that begins anew is not to set back.
+    /// Asks for the states of some active calls, those after this one. A call that waits
+    /// for its acknowledgment has its timer, which a restarting link must not set back.
     fn enquire_behind(&mut self, now: Time, mut behind: Option<CallId>) {
         let from = behind.map_or(Bound::Unbounded, Bound::Excluded);
         let active = self.calls.range((from, Bound::Unbounded));
@@ -154,7 +154,7 @@ impl Signalling {
         }
     }
 
-    /// Asks for a call's state (§5.6.10). False where the link does not take the message.
+    /// Asks for a call's state (§5.6.10). False if the link does not accept the message.
     fn enquire(&mut self, now: Time, id: CallId) -> bool {
         if !self.put(now, id, MessageType::StatusEnquiry, &Elements::default()) {
             return false;
@@ -192,7 +192,7 @@ impl Signalling {
         }
     }
 
-    /// The call is no more.
+    /// Removes a call that has ended.
     pub(super) fn end(&mut self, id: CallId, cause: Cause) {
         self.disarm(id);
         if self.calls.remove(&id).is_some() {
@@ -217,7 +217,7 @@ impl Signalling {
         self.put(now, id, MessageType::Release, &because(cause));
     }
 
-    /// A message of this end to the call's other end. True where the link takes it.
+    /// Sends a message to the call's other end. True if the link accepts it.
     pub(super) fn put(
         &mut self,
         now: Time,
@@ -270,7 +270,7 @@ impl Signalling {
         self.put_message(now, CallReference::global(to_origin), message, &elements);
     }
 
-    /// Ends the calls of a RESTART.
+    /// Ends the calls that a RESTART names.
     pub(super) fn release_of(&mut self, kind: Restart, connection: Option<ConnectionIdentifier>) {
         let cause = Cause::new(Cause::TEMPORARY_FAILURE);
         self.drop_calls(

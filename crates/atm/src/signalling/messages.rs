@@ -1,4 +1,4 @@
-//! What messages do to calls (Q.2931 §5.2 to §5.6).
+//! The effects of messages on calls (Q.2931 §5.2 to §5.6).
 
 use tidewall_wire::atm::q2931::{
     CallReference, Cause, ElementAction, Elements, Fault, FaultKind, Faults, Message,
@@ -75,15 +75,15 @@ impl Signalling {
                 let event = Event::Connected(id, Box::new(*elements));
                 self.events.push_back(event);
             }
-            // The network's side is active at CONNECT already (§5.2.6). Its owner may want to
-            // know that the caller is, too.
+            // The network's side is already active at CONNECT (§5.2.6). Its owner may
+            // want to know that the caller is, too.
             (MessageType::ConnectAcknowledge, Phase::Active) if !id.ours => {
                 self.acknowledged(id, elements);
             }
-            // A SETUP again, of a call that is known (§5.6.3.2).
+            // A repeated SETUP, of a known call (§5.6.3.2).
             (MessageType::Setup, _) => self.ignored += 1,
             (MessageType::Release, Phase::ReleaseSent) => {
-                // Both ends release: nothing is left to be said (§5.4.5).
+                // Both ends release: no further message is needed (§5.4.5).
                 let cause = elements.cause.unwrap_or(Cause::new(Cause::NORMAL));
                 self.end(id, cause);
             }
@@ -116,8 +116,8 @@ impl Signalling {
         }
     }
 
-    /// True where a call that the other end refuses for its circuit may go by another: it is
-    /// in no call any more, and its reference is free.
+    /// True if a call that the other end refuses for its circuit may use another: the
+    /// other end no longer has the call, and its reference is free.
     fn may_rename(&mut self, id: CallId, elements: &Elements) -> bool {
         let unavailable =
             (elements.cause).is_some_and(|it| it.value() == Cause::CIRCUIT_NOT_AVAILABLE);
@@ -129,8 +129,8 @@ impl Signalling {
         self.config.side == Side::Network && call.refused < CIRCUITS_TRIED
     }
 
-    /// The caller is active, too; of a call that the network's side has accepted that is
-    /// reported, once.
+    /// Records that the caller is active, too. For a call that the network's side has
+    /// accepted this is reported once.
     fn acknowledged(&mut self, id: CallId, elements: &Elements) {
         let call = self.calls.get_mut(&id).filter(|_| !id.ours);
         if call.is_some_and(|call| std::mem::take(&mut call.unacknowledged)) {
@@ -140,15 +140,15 @@ impl Signalling {
         }
     }
 
-    /// The circuit, once the other end says it.
+    /// Records the circuit, once the other end names it.
     pub(super) fn learn(&mut self, id: CallId, elements: &Elements) {
         if let Some(call) = self.calls.get_mut(&id) {
             call.connection = elements.connection.or(call.connection);
         }
     }
 
-    /// What a message's missing and wrong elements lead to (§5.6.6 to §5.6.8); true where
-    /// the message counts all the same.
+    /// Handles a message's missing and wrong elements (§5.6.6 to §5.6.8); true if the
+    /// message still counts.
     pub(super) fn is_sound(
         &mut self,
         now: Time,
@@ -164,7 +164,7 @@ impl Signalling {
         let missing = match kind {
             MessageType::Status if elements.cause.is_none() => Some(0x08),
             MessageType::Status if elements.call_state.is_none() => Some(0x14),
-            // The network says which circuit in its first answer.
+            // The network names the circuit in its first answer.
             MessageType::CallProceeding | MessageType::Connect
                 if self.config.side == Side::User
                     && phase == Phase::SetupSent
@@ -182,7 +182,7 @@ impl Signalling {
             self.status(now, id, Cause::new(cause).with(&[element]));
             return false;
         }
-        // Clearing is not held up by what is not understood.
+        // Unknown elements do not delay clearing.
         if matches!(kind, MessageType::Release | MessageType::ReleaseComplete) {
             return true;
         }
@@ -206,7 +206,7 @@ impl Signalling {
                     return false;
                 }
                 Some(ElementAction::Ignore) => {}
-                // Answering a STATUS by a STATUS would never end.
+                // Answering a STATUS with a STATUS would never end.
                 Some(ElementAction::Report) | None if kind != MessageType::Status => {
                     self.status(now, id, cause);
                 }
@@ -226,7 +226,7 @@ impl Signalling {
         self.put(now, id, MessageType::Status, &elements);
     }
 
-    /// The other end's state (§5.6.11, §5.6.12).
+    /// Processes the other end's state (§5.6.11, §5.6.12).
     pub(super) fn status_received(
         &mut self,
         now: Time,
@@ -239,7 +239,8 @@ impl Signalling {
             if state == Phase::Active.number(self.config.side) {
                 self.acknowledged(id, &Elements::default());
             }
-            // A caller that has no CONNECT is to get no more time by saying so: it is lost.
+            // A caller without a CONNECT gets no more time by reporting so: the CONNECT
+            // is lost.
             let waits = self.calls.get(&id).is_some_and(|call| call.unacknowledged);
             if !waits {
                 self.disarm(id);
@@ -253,13 +254,13 @@ impl Signalling {
                     .unwrap_or(Cause::new(Cause::TEMPORARY_FAILURE)),
             );
         } else if phase == Phase::Active && matches!(state, 11 | 12) {
-            // It releases the call, and its RELEASE was lost.
+            // It is releasing the call, and its RELEASE was lost.
             let cause = Cause::new(Cause::MESSAGE_NOT_COMPATIBLE);
             self.send_release(now, id, cause);
         }
     }
 
-    /// A message of no call (§5.6.3.2).
+    /// Handles a message of no call (§5.6.3.2).
     pub(super) fn without_call(
         &mut self,
         now: Time,
@@ -302,7 +303,7 @@ impl Signalling {
     }
 
     pub(super) fn new_call(&mut self, now: Time, id: CallId, elements: &Elements, faults: &Faults) {
-        // From the network the circuit must be named, too.
+        // From the network, the circuit must also be named.
         let needs_circuit = self.config.side == Side::User && elements.connection.is_none();
         let missing = [
             (elements.traffic.is_none(), 0x59),
@@ -351,7 +352,7 @@ impl Signalling {
         self.events.push_back(Event::Setup(id, Box::new(*elements)));
     }
 
-    /// A message of all calls.
+    /// Handles a message for all calls.
     pub(super) fn global(
         &mut self,
         now: Time,

@@ -7,9 +7,9 @@
 //! ```
 //!
 //! A call that this end set up and one that the other end did have the same course on
-//! either side; only the numbers of their states differ ([`Phase::number`]), and that the
-//! network is active with its CONNECT, and asks for the caller's state if that is not
-//! acknowledged.
+//! either side, with two exceptions. The numbers of their states differ
+//! ([`Phase::number`]). The network is active with its CONNECT, and asks for the caller's
+//! state if that is not acknowledged.
 
 mod course;
 mod messages;
@@ -30,7 +30,7 @@ use crate::sscop::{self, Sscop};
 pub enum Side {
     /// The user's.
     User,
-    /// The network's, which says which circuit a call has.
+    /// The network's, which assigns the circuit of a call.
     Network,
 }
 
@@ -39,30 +39,30 @@ pub enum Side {
 pub struct Config {
     /// Which end this is.
     pub side: Side,
-    /// T303: an answer to SETUP; once repeated.
+    /// T303: an answer to SETUP; repeated once.
     pub t303: Duration,
-    /// T308: an answer to RELEASE; once repeated.
+    /// T308: an answer to RELEASE; repeated once.
     pub t308: Duration,
-    /// T309: the link is down, and active calls go on.
+    /// T309: the link is down, and active calls continue.
     pub t309: Duration,
     /// T310: CONNECT after CALL PROCEEDING.
     pub t310: Duration,
-    /// T313: an answer to CONNECT, without which the user's side releases the call and the
+    /// T313: an answer to CONNECT. Without it the user's side releases the call and the
     /// network's asks for its state.
     pub t313: Duration,
-    /// T316: an answer to RESTART; once repeated.
+    /// T316: an answer to RESTART; repeated once.
     pub t316: Duration,
-    /// T322: an answer to STATUS ENQUIRY; once repeated.
+    /// T322: an answer to STATUS ENQUIRY; repeated once.
     pub t322: Duration,
-    /// Calls at a time; a SETUP beyond is refused.
+    /// Maximum number of calls at a time; further SETUPs are refused.
     pub calls: usize,
-    /// SETUPs of the other end in a second, and a tenth of that at once; one beyond is
-    /// refused. `None`: any number.
+    /// SETUPs that the other end may send per second, and a tenth of that at once;
+    /// further ones are refused. `None`: any number.
     pub setups: Option<u32>,
-    /// The call reference before the first: best another at each start, as the other end may
-    /// still have calls of an earlier life of this one.
+    /// The call reference before the first. It should differ at each start, as the other
+    /// end may still have calls of an earlier life of this one.
     pub first_reference: u32,
-    /// The signalling link's.
+    /// Configuration of the signalling link.
     pub link: sscop::Config,
 }
 
@@ -87,14 +87,14 @@ impl Config {
     }
 }
 
-/// How long a SETUP waits for CONNECT before it is answered by CALL PROCEEDING, so that a call
-/// that is accepted at once takes one message less: far below T303.
+/// How long a SETUP waits for CONNECT before it is answered by CALL PROCEEDING, far below
+/// T303. A call that is accepted at once thus takes one message less.
 pub const PROCEEDING_AFTER: Duration = Duration::from_millis(200);
 
-/// Circuits that the network's side names for a call, until the other end takes one.
+/// Circuits that the network's side tries for a call, until the other end accepts one.
 const CIRCUITS_TRIED: u8 = 8;
 
-/// Of how long a time the SETUPs may come at once.
+/// The period whose SETUPs may arrive at once.
 const SETUPS_AT_ONCE: Duration = Duration::from_millis(100);
 
 /// Names a call of a link.
@@ -106,14 +106,14 @@ pub struct CallId {
     pub value: u32,
 }
 
-/// Where a call is. What is no phase is state 0.
+/// The phase of a call. A call without a phase is in state 0.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Phase {
     /// SETUP is sent: U1, N6.
     SetupSent,
-    /// CALL PROCEEDING has come: U3, N9.
+    /// CALL PROCEEDING was received: U3, N9.
     ProceedingReceived,
-    /// SETUP has come: U6, N1.
+    /// SETUP was received: U6, N1.
     SetupReceived,
     /// CALL PROCEEDING is sent: U9, N3.
     ProceedingSent,
@@ -123,7 +123,7 @@ pub enum Phase {
     Active,
     /// RELEASE is sent: U11, N12.
     ReleaseSent,
-    /// RELEASE has come, and the user is to release its circuit: U12, N11.
+    /// RELEASE was received, and the user must release its circuit: U12, N11.
     ReleaseReceived,
 }
 
@@ -160,49 +160,49 @@ impl Phase {
     }
 }
 
-/// What the owner of the link learns.
+/// An event for the owner of the link.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Event {
-    /// The link is up; signalling goes on.
+    /// The link is up; signalling continues.
     LinkUp,
-    /// The link is down. Calls that were not active are released; the others are, T309 on.
+    /// The link is down. Calls that were not active are released; the others run on T309.
     LinkDown,
-    /// Somebody calls: answer by [`Signalling::proceed`], `accept` or `release`.
+    /// An incoming call: answer with [`Signalling::proceed`], `accept` or `release`.
     Setup(CallId, Box<Elements>),
-    /// The call is on its way; what the message says, the circuit above all.
+    /// The call is in progress; the message's elements, above all the circuit.
     Proceeding(CallId, Box<Elements>),
-    /// The call is active at both ends. Of one that this end set up: open its circuit, then
-    /// [`Signalling::acknowledge`]. Of one that the network's side has accepted, which is
-    /// active there at once, this comes with the caller's acknowledgment, or when the caller
-    /// says that it is active.
+    /// The call is active at both ends. For one that this end set up, open its circuit,
+    /// then call [`Signalling::acknowledge`]. One that the network's side has accepted is
+    /// active there at once. There this event comes with the caller's acknowledgment, or
+    /// when the caller reports that it is active.
     Connected(CallId, Box<Elements>),
-    /// The other end releases the call: free the circuit, then `release`.
+    /// The other end releases the call: free the circuit, then call `release`.
     Releasing(CallId, Cause),
-    /// The other end has the circuit that the SETUP of the network's side named for something
-    /// else (cause 35): [`Signalling::setup_again`], or `release`.
+    /// The other end uses the circuit named in the network side's SETUP for something
+    /// else (cause 35): call [`Signalling::setup_again`], or `release`.
     CircuitRefused(CallId),
-    /// The call is no more, at both ends.
+    /// The call has ended at both ends.
     Released(CallId, Cause),
-    /// The other end has released what this names, calls and circuits; calls of it have
-    /// been reported, each as released.
+    /// The other end has released the calls and circuits that this names; each of the
+    /// calls has been reported as released.
     Restarted(Restart, Option<ConnectionIdentifier>),
-    /// A RESTART of ours is answered (true), or given up (false).
+    /// Our RESTART is answered (true), or given up (false).
     RestartDone(bool),
 }
 
-/// Why a request is not taken.
+/// The reason why a request is refused.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum RequestError {
     /// No such call (ENOTCONN).
     #[error("no such call")]
     NoCall,
-    /// The call is not in a state for this (EINVAL).
+    /// The call is not in a suitable state (EINVAL).
     #[error("the call is not in a state for this")]
     State,
-    /// As many calls as may be (ENOBUFS).
+    /// The maximum number of calls is reached (ENOBUFS).
     #[error("as many calls as may be")]
     TooMany,
-    /// The link cannot take more now (EAGAIN).
+    /// The link accepts no more now (EAGAIN).
     #[error("the signalling link takes no more now")]
     Busy,
 }
@@ -210,21 +210,22 @@ pub enum RequestError {
 #[derive(Debug)]
 struct Call {
     phase: Phase,
-    /// When the phase's timer expires, and whether it has once. An active call's is T322.
+    /// When the phase's timer expires, and whether it has expired once. An active call's
+    /// timer is T322.
     timer: Option<Time>,
     again: bool,
     connection: Option<ConnectionIdentifier>,
     /// Circuits that the other end has refused.
     refused: u8,
-    /// CONNECT has come, or is sent by the network's side, and the caller has not said that it
-    /// has it.
+    /// CONNECT was received, or sent by the network's side, and the caller has not
+    /// confirmed it.
     unacknowledged: bool,
-    /// What SETUP said, to say it again; why a release is under way.
+    /// SETUP's elements, for repeating it; the cause of a release in progress.
     setup: Option<Box<Elements>>,
     cause: Cause,
 }
 
-/// A RESTART of ours that waits for its answer.
+/// Our RESTART that waits for its answer.
 #[derive(Debug)]
 struct Restarting {
     kind: Restart,
@@ -240,18 +241,18 @@ pub struct Signalling {
     link: Sscop,
     up: bool,
     calls: BTreeMap<CallId, Call>,
-    /// Those of the calls, the next first.
+    /// Timers of the calls, earliest first.
     timers: BTreeSet<(Time, CallId)>,
     next_value: u32,
-    /// Of SETUPs of the other end, where they are limited.
+    /// Limit of the other end's SETUPs, if they are limited.
     setups: Option<Bucket>,
     restarting: Option<Restarting>,
     /// T309.
     down_until: Option<Time>,
-    /// The link came up anew: when the states of some more active calls are asked for, and
-    /// behind which call.
+    /// Set if the link came up again: when the states of some more active calls are asked
+    /// for, and after which call.
     asking: Option<(Time, Option<CallId>)>,
-    /// Messages until the link is up.
+    /// Messages held until the link is up.
     waiting: VecDeque<Vec<u8>>,
     events: VecDeque<Event>,
     ignored: u64,
@@ -259,8 +260,8 @@ pub struct Signalling {
 }
 
 impl Signalling {
-    /// Without calls, on a link that is down; the first request, or the other end, brings
-    /// it up.
+    /// Starts without calls, on a link that is down; the first request, or the other end,
+    /// brings it up.
     #[must_use]
     pub fn new(config: Config) -> Self {
         Self {
@@ -281,25 +282,26 @@ impl Signalling {
         }
     }
 
-    /// Where a call is; `None` for one that is no more.
+    /// The phase of a call; `None` for one that has ended.
     #[must_use]
     pub fn phase(&self, id: CallId) -> Option<Phase> {
         self.calls.get(&id).map(|call| call.phase)
     }
 
-    /// Calls that there are.
+    /// Number of calls.
     #[must_use]
     pub fn calls(&self) -> usize {
         self.calls.len()
     }
 
-    /// Messages that were passed over: no message, or of no call and to be ignored.
+    /// Messages that were ignored: invalid, or of no call.
     #[must_use]
     pub const fn ignored(&self) -> u64 {
         self.ignored
     }
 
-    /// SETUPs that were refused, as there were as many calls as may be, or SETUPs.
+    /// SETUPs that were refused because the maximum number of calls, or of SETUPs, was
+    /// reached.
     #[must_use]
     pub const fn refused(&self) -> u64 {
         self.refused
@@ -318,7 +320,7 @@ impl Signalling {
         }
     }
 
-    /// Calls somebody.
+    /// Places a call.
     ///
     /// # Errors
     /// [`RequestError::TooMany`], [`RequestError::Busy`].
@@ -348,7 +350,7 @@ impl Signalling {
         Ok(id)
     }
 
-    /// Calls again by another circuit, where the other end has refused the one before.
+    /// Calls again with another circuit, after the other end has refused the first.
     ///
     /// # Errors
     /// [`RequestError`].
@@ -373,11 +375,11 @@ impl Signalling {
         Ok(())
     }
 
-    /// Takes over a call that was active in an earlier life of this end. When the link comes
-    /// up its state is asked for, as that of any active call.
+    /// Takes over a call that was active in an earlier life of this end. When the link
+    /// comes up its state is asked for, as for any active call.
     ///
     /// # Errors
-    /// [`RequestError::TooMany`]; [`RequestError::State`] where there is such a call.
+    /// [`RequestError::TooMany`]; [`RequestError::State`] if such a call exists.
     pub fn restore(
         &mut self,
         id: CallId,
@@ -417,9 +419,9 @@ impl Signalling {
         }
     }
 
-    /// A SETUP will be answered: by [`Signalling::accept`], or CALL PROCEEDING if that takes
-    /// longer than [`PROCEEDING_AFTER`]. The network's side names the circuit in whichever is
-    /// first.
+    /// Announces an answer to a SETUP: [`Signalling::accept`], or CALL PROCEEDING if that
+    /// takes longer than [`PROCEEDING_AFTER`]. The network's side names the circuit in
+    /// whichever is first.
     ///
     /// # Errors
     /// [`RequestError`].
@@ -435,7 +437,7 @@ impl Signalling {
         Ok(())
     }
 
-    /// A call whose SETUP nothing was said to yet.
+    /// A call whose SETUP was not answered yet.
     fn unanswered(&mut self, id: CallId) -> Result<&mut Call, RequestError> {
         let call = self.calls.get_mut(&id).ok_or(RequestError::NoCall)?;
         match call.phase {
@@ -444,7 +446,8 @@ impl Signalling {
         }
     }
 
-    /// Answers a SETUP by CALL PROCEEDING, with the circuit if it was not said before.
+    /// Answers a SETUP with CALL PROCEEDING, including the circuit if it was not named
+    /// before.
     ///
     /// # Errors
     /// [`RequestError`].
@@ -465,7 +468,7 @@ impl Signalling {
         Ok(())
     }
 
-    /// Takes a call: CONNECT.
+    /// Accepts a call: CONNECT.
     ///
     /// # Errors
     /// [`RequestError`].
@@ -492,7 +495,7 @@ impl Signalling {
             Side::Network => {
                 call.phase = Phase::Active;
                 call.unacknowledged = true;
-                // Where nothing comes, the call's state is asked for.
+                // If nothing arrives, the call's state is asked for.
                 call.again = false;
                 self.arm(id, now + self.config.t313);
             }
@@ -501,8 +504,8 @@ impl Signalling {
         Ok(())
     }
 
-    /// Says that a call of this end's is active here, once: CONNECT ACKNOWLEDGE. Its circuit
-    /// is to be open, as the other end sends on it then.
+    /// Reports once that a call of this end is active here: CONNECT ACKNOWLEDGE. Its
+    /// circuit must be open, as the other end then sends on it.
     pub fn acknowledge(&mut self, now: Time, id: CallId) {
         let call = self.calls.get_mut(&id).filter(|_| id.ours);
         if call.is_some_and(|call| {
@@ -513,11 +516,11 @@ impl Signalling {
         }
     }
 
-    /// Ends a call, refuses one, or says that the circuit of one that the other end
+    /// Ends a call or rejects one, or reports that the circuit of one that the other end
     /// releases is free.
     ///
     /// # Errors
-    /// [`RequestError`]; [`RequestError::State`] where a release is under way.
+    /// [`RequestError`]; [`RequestError::State`] if a release is in progress.
     pub fn release(&mut self, now: Time, id: CallId, cause: Cause) -> Result<(), RequestError> {
         let phase = self.phase(id).ok_or(RequestError::NoCall)?;
         match phase {
@@ -528,7 +531,7 @@ impl Signalling {
                 self.put(now, id, MessageType::ReleaseComplete, &Elements::default());
                 self.events.push_back(Event::Released(id, heard));
             }
-            // Nothing was said yet, so nothing has to be released.
+            // It was not answered yet, so nothing has to be released.
             Phase::SetupReceived => {
                 self.disarm(id);
                 self.calls.remove(&id);
@@ -543,7 +546,7 @@ impl Signalling {
     /// Releases circuits, whatever calls they have: RESTART. One at a time.
     ///
     /// # Errors
-    /// [`RequestError::Busy`] while another is under way.
+    /// [`RequestError::Busy`] while another is in progress.
     pub fn restart(
         &mut self,
         now: Time,
@@ -564,7 +567,7 @@ impl Signalling {
         Ok(())
     }
 
-    /// What happened, the oldest first.
+    /// The next event, oldest first.
     pub fn poll_event(&mut self) -> Option<Event> {
         self.events.pop_front()
     }
@@ -574,7 +577,7 @@ impl Signalling {
         self.link.poll_transmit(now)
     }
 
-    /// When [`Signalling::handle_timeout`] has something to do.
+    /// Time at which [`Signalling::handle_timeout`] has something to do.
     #[must_use]
     pub fn poll_timeout(&self) -> Option<Time> {
         let call = self.timers.first().map(|(at, _)| *at);
@@ -588,7 +591,7 @@ impl Signalling {
     }
 }
 
-/// The elements of a message that says nothing but why.
+/// The elements of a message that contains only the cause.
 fn because(cause: Cause) -> Elements {
     Elements {
         cause: Some(cause),

@@ -37,7 +37,7 @@ fn end(side: Side) -> Signalling {
     Signalling::new(Config::new(side))
 }
 
-/// Exchanges what both ends have until neither has more.
+/// Exchanges both ends' messages until there are no more.
 fn exchange(now: Time, a: &mut Signalling, b: &mut Signalling) {
     loop {
         let mut quiet = true;
@@ -109,7 +109,7 @@ fn a_user_calls_and_releases() {
     let cause = Cause::new(Cause::NORMAL);
     user.release(NOW, id, cause).unwrap();
     exchange(NOW, &mut user, &mut network);
-    // The circuit may be used again when both have released it.
+    // The circuit may be reused when both have released it.
     assert_eq!(events(&mut network), [Event::Releasing(there, cause)]);
     assert_eq!(user.phase(id), Some(Phase::ReleaseSent));
     network.release(NOW, there, cause).unwrap();
@@ -120,7 +120,7 @@ fn a_user_calls_and_releases() {
     assert!(user.timers.is_empty() && network.timers.is_empty());
 }
 
-/// A call that is accepted at once takes no CALL PROCEEDING, and one that is not has it in time.
+/// A call that is accepted at once needs no CALL PROCEEDING; any other gets it in time.
 #[test]
 fn a_setup_is_answered_by_connect_or_in_time() {
     for waits in [false, true] {
@@ -142,7 +142,7 @@ fn a_setup_is_answered_by_connect_or_in_time() {
         }
         network.accept(now, there, &Elements::default()).unwrap();
         exchange(now, &mut user, &mut network);
-        // What is first names the circuit.
+        // The first answer names the circuit.
         let said = if waits {
             Elements::default()
         } else {
@@ -152,7 +152,7 @@ fn a_setup_is_answered_by_connect_or_in_time() {
         assert_eq!(user.phase(id), Some(Phase::Active));
         assert!(network.timers.is_empty());
     }
-    // One that is refused leaves no timer.
+    // A refused call leaves no timer.
     let (mut user, mut network) = pair();
     user.setup(NOW, setup()).unwrap();
     exchange(NOW, &mut user, &mut network);
@@ -230,7 +230,7 @@ fn the_first_call_brings_the_link_up() {
     ));
 }
 
-/// An end that hears nothing: what each phase's timer leads to.
+/// An end that receives nothing: the effect of each phase's timer.
 #[test]
 fn timers() {
     for (phase, config_timer, sent, then) in [
@@ -267,7 +267,7 @@ fn timers() {
 }
 
 impl Signalling {
-    /// As time goes by for calls alone, whatever the link's timers say.
+    /// Advances time for calls only, whatever the link's timers are.
     fn call_expired_at(&mut self, now: Time) {
         while let Some(&(at, id)) = self.timers.first()
             && at <= now
@@ -347,8 +347,8 @@ fn receive(end: &mut Signalling, id: CallId, kind: MessageType, elements: &Eleme
     end.message(NOW, &bytes[..length]);
 }
 
-/// Which state each message leads to from each, with what answer: Q.2931 §5.2 to §5.6.
-/// `x` is the null state, `=` the same state.
+/// The state that each message leads to from each state, and the answer: Q.2931 §5.2 to
+/// §5.6. `x` is the null state, `=` the same state.
 #[test]
 fn every_message_in_every_state() {
     let table = "
@@ -517,7 +517,7 @@ fn a_restart_releases_what_it_names() {
     assert_eq!((user.calls(), network.calls()), (0, 0));
 }
 
-/// A link that goes down and comes up in time: the active call goes on, and others end.
+/// A link that goes down and comes up in time: the active call continues, and others end.
 #[test]
 fn active_calls_outlive_the_link() {
     let (mut user, mut network, id, _) = active();
@@ -539,7 +539,7 @@ fn active_calls_outlive_the_link() {
     assert_eq!(user.calls(), 0);
 }
 
-/// Lets time go by for both ends, up to `end`.
+/// Advances time for both ends, up to `end`.
 fn pass(from: Time, end: Time, a: &mut Signalling, b: &mut Signalling) {
     let mut now = from;
     while now < end {
@@ -575,7 +575,7 @@ fn a_caller_that_does_not_acknowledge_is_asked_and_released() {
         network.call_expired_at(due);
         messages(network)
     };
-    // It says nothing, or always that it has not heard of the CONNECT.
+    // It reports nothing, or always that it has not received the CONNECT.
     for answer in [None, Some(3)] {
         let mut network = accepted();
         assert_eq!(network.timers.first().unwrap().0, Duration::from_secs(4));
@@ -588,7 +588,7 @@ fn a_caller_that_does_not_acknowledge_is_asked_and_released() {
         assert_eq!(network.phase(id), Some(Phase::ReleaseSent));
         assert_eq!(events(&mut network), []);
     }
-    // It acknowledges, or says that it is active; that is reported once.
+    // It acknowledges, or reports that it is active; that is reported once.
     for first in [MessageType::ConnectAcknowledge, MessageType::Status] {
         let mut network = accepted();
         for kind in [first, MessageType::ConnectAcknowledge, MessageType::Status] {
@@ -604,7 +604,7 @@ fn a_caller_that_does_not_acknowledge_is_asked_and_released() {
     }
 }
 
-/// More calls than the link's queue takes messages, and a link that comes up anew.
+/// More calls than the link's queue holds messages, and a link that comes up again.
 #[test]
 fn many_active_calls_outlive_a_link_that_comes_up_anew() {
     const CALLS: usize = 3000;
@@ -622,8 +622,8 @@ fn many_active_calls_outlive_a_link_that_comes_up_anew() {
     while let Some(pdu) = user.poll_transmit(NOW) {
         network.pdu_received(NOW, &pdu);
     }
-    // A neighbour that begins anew has no work done for each call at once. What is sent here
-    // is lost, so it begins once more.
+    // A restarting neighbour does not cause work for each call at once. The messages sent
+    // here are lost, so it restarts once more.
     assert_eq!(messages(&mut network), [0; 0]);
     assert!(network.timers.is_empty());
     let end = Duration::from_secs(20);

@@ -1,4 +1,5 @@
-//! How a link comes up, anew and down: BGN, END, RS and ER with their answers (Q.2110 §7.1).
+//! Bringing a link up, up again and down: BGN, END, RS and ER with their answers (Q.2110
+//! §7.1).
 
 use tidewall_wire::atm::sscop::{Pdu, Sequence};
 
@@ -6,7 +7,8 @@ use super::{Event, Sscop, State, Timers};
 use crate::reassembly::Time;
 
 impl Sscop {
-    /// An answer to what is not under way: without a connection the other end learns that.
+    /// Handles an answer to a request not in progress: without a connection the other end
+    /// is informed.
     pub(super) fn unexpected(&mut self, letter: u8) {
         self.error(letter);
         if self.state == State::Idle {
@@ -49,7 +51,7 @@ impl Sscop {
                 self.put(&acknowledge);
             }
             _ => {
-                // The acknowledgment was lost, and what is asked for now stands.
+                // The acknowledgment was lost, and the request is already in effect.
                 self.put(&acknowledge);
                 self.send_request();
             }
@@ -73,7 +75,7 @@ impl Sscop {
         self.renew(now, sequence, credit, &acknowledge, b'L');
     }
 
-    /// RS and ER: a connection that stands begins anew.
+    /// RS and ER: restarts an established connection.
     fn renew(
         &mut self,
         now: Time,
@@ -133,7 +135,7 @@ impl Sscop {
         self.send_request();
     }
 
-    /// The request of the state, first or again.
+    /// Sends the state's request, first or repeated.
     fn send_request(&mut self) {
         let (sequence, credit, data) = (self.vt_sq, self.receiver.first_credit(), &[][..]);
         match self.state {
@@ -158,7 +160,7 @@ impl Sscop {
         self.put(&Pdu::End { by_protocol, data });
     }
 
-    /// The link is up, from number 0 on.
+    /// Records that the link is up, from number 0 on.
     pub(super) fn ready(&mut self, now: Time, credit: Sequence) {
         self.state = State::Ready;
         self.timers = Timers {
@@ -171,7 +173,7 @@ impl Sscop {
         self.events.push_back(Event::Established);
     }
 
-    /// Forgets what was under way and what waits (Clear-Buffers is "yes" at the UNI).
+    /// Discards data in transit and waiting (Clear-Buffers is "yes" at the UNI).
     pub(super) fn clear(&mut self) {
         self.transmitter.clear();
         self.receiver.clear();

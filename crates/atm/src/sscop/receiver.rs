@@ -1,5 +1,5 @@
-//! What has come and what is missing before it (Q.2110 §7.2 b): the variables VR, and the
-//! credit that the other end has.
+//! Received messages and the gaps before them (Q.2110 §7.2 b): the variables VR, and the
+//! other end's credit.
 
 use std::collections::VecDeque;
 
@@ -14,7 +14,7 @@ pub(super) struct Receiver {
     vr_mr: Sequence,
     /// From VR(R) on; the first is missing.
     received: VecDeque<Option<Vec<u8>>>,
-    /// Messages that the user has been shown and has not taken.
+    /// Messages that were offered to the user and not taken.
     untaken: u32,
     window: u32,
 }
@@ -33,20 +33,21 @@ impl Receiver {
         }
     }
 
-    /// Numbers begin at 0.
+    /// Restarts the numbers at 0.
     pub(super) fn begin(&mut self) {
         let zero = Sequence::default();
         (self.vr_r, self.vr_h, self.vr_mr) = (zero, zero, self.first_credit());
         self.received.clear();
     }
 
-    /// Forgets what came ahead of what is missing.
+    /// Discards messages received ahead of a gap.
     pub(super) fn clear(&mut self) {
         self.received.clear();
     }
 
-    /// N(MR) of a connection that begins. Messages of the one before that the user has not
-    /// taken count, or a peer that begins again and again could have any number kept.
+    /// N(MR) of a starting connection. Messages of the earlier connection that the user
+    /// has not taken count. Otherwise a peer that restarts again and again could make
+    /// this end keep any number.
     pub(super) const fn first_credit(&self) -> Sequence {
         Sequence::new(self.window.saturating_sub(self.untaken))
     }
@@ -56,13 +57,13 @@ impl Receiver {
         (self.vr_r, self.vr_mr)
     }
 
-    /// The user has taken a message.
+    /// Records that the user has taken a message.
     pub(super) fn taken(&mut self) {
         self.untaken -= 1;
         self.extend_credit();
     }
 
-    /// VR(MR) follows what the user has taken, and never goes back.
+    /// VR(MR) follows the messages that the user has taken, and never decreases.
     fn extend_credit(&mut self) {
         let room = self.window.saturating_sub(self.untaken);
         if room > self.vr_mr.since(self.vr_r) || self.vr_mr.since(self.vr_r) >= HALF {
@@ -70,8 +71,8 @@ impl Receiver {
         }
     }
 
-    /// An SD: what is in order now goes to `events`; the USTAT to be sent, if it shows that
-    /// something is missing. The error is its letter.
+    /// Processes an SD: messages now in order go to `events`. Returns the USTAT to be
+    /// sent, if a gap appears. The error is its letter.
     pub(super) fn data(
         &mut self,
         number: Sequence,
@@ -82,11 +83,11 @@ impl Receiver {
         let high = self.vr_h.since(self.vr_r);
         let window = self.vr_mr.since(self.vr_r);
         if offset >= HALF {
-            // It has been delivered before.
+            // It was already delivered.
             return Ok(None);
         }
         if offset >= window {
-            // Beyond the credit; what is missing below it is asked for.
+            // Beyond the credit; the gap below it is requested.
             let missing = (high < window).then(|| self.missing_before(self.vr_mr));
             if missing.is_some() {
                 self.vr_h = self.vr_mr;
@@ -139,8 +140,9 @@ impl Receiver {
         }
     }
 
-    /// A POLL says that what is before `next` was sent: the list of a STAT, which is where
-    /// missing and present change. The error is its letter.
+    /// Processes a POLL, which reports that everything before `next` was sent. Returns
+    /// the list of a STAT, the points at which missing and present change. The error is
+    /// its letter.
     pub(super) fn polled(&mut self, next: Sequence) -> Result<Vec<[u8; 4]>, u8> {
         let offset = next.since(self.vr_r);
         if offset < self.vr_h.since(self.vr_r) || offset >= HALF {

@@ -4,7 +4,7 @@ use super::*;
 
 const NOW: Time = Time::ZERO;
 
-/// Carries what `from` sends to `to`, as `keep` says; returns how many there were.
+/// Carries from `from` to `to` the PDUs that `keep` selects; returns how many there were.
 fn carry(now: Time, from: &mut Sscop, to: &mut Sscop, mut keep: impl FnMut() -> bool) -> usize {
     let mut count = 0;
     while let Some(pdu) = from.poll_transmit(now) {
@@ -16,7 +16,7 @@ fn carry(now: Time, from: &mut Sscop, to: &mut Sscop, mut keep: impl FnMut() -> 
     count
 }
 
-/// Exchanges what both ends have until neither has more.
+/// Exchanges both ends' PDUs until there are no more.
 fn exchange(now: Time, a: &mut Sscop, b: &mut Sscop) {
     while carry(now, a, b, || true) + carry(now, b, a, || true) > 0 {}
 }
@@ -93,7 +93,7 @@ fn a_lost_message_is_asked_for_by_the_next_and_sent_once() {
     assert_eq!(events(&mut b), []);
     exchange(NOW, &mut a, &mut b);
     assert_eq!(events(&mut b), [data(b"0"), data(b"1"), data(b"2")]);
-    // The POLL's answer clears what the sender kept.
+    // The POLL's answer releases the sender's copies.
     let at = a.poll_timeout().unwrap();
     a.handle_timeout(at);
     exchange(at, &mut a, &mut b);
@@ -191,7 +191,7 @@ fn limits_of_what_waits() {
         a.send(&[0; 4]).unwrap();
     }
     assert_eq!(a.send(b"one more"), Err(SendError::Full));
-    // Answers that nobody takes have a limit, too.
+    // Answers that are not taken are limited, too.
     for _ in 0..1000 {
         let end = emitted(&Pdu::Poll {
             poll: Sequence::new(1),
@@ -202,7 +202,7 @@ fn limits_of_what_waits() {
     assert_eq!(a.out.len(), OUT_MAX);
 }
 
-/// An idle link: POLLs at the idle timer, and the link is down where nobody answers.
+/// An idle link: POLLs at the idle timer, and the link goes down if there is no answer.
 #[test]
 fn silence_takes_the_link_down() {
     let (mut a, mut b) = pair();
@@ -261,7 +261,7 @@ fn requests_are_repeated_and_given_up() {
     }
 }
 
-/// One of each PDU, as an end would get it that has had N(SQ) 1.
+/// One of each PDU, as sent to an end that has received N(SQ) 1.
 fn every_pdu() -> Vec<(&'static str, Pdu<'static>)> {
     let (zero, one) = (Sequence::new(0), Sequence::new(1));
     let credit = Sequence::new(128);
@@ -371,8 +371,8 @@ fn every_pdu() -> Vec<(&'static str, Pdu<'static>)> {
     ]
 }
 
-/// Which state a PDU leads to from 1, 2, 4, 5, 7 and 10, and with what answer, as the
-/// tables of Q.2110 (figure 20) have it once SSCF has answered each indication.
+/// The state that a PDU leads to from 1, 2, 4, 5, 7 and 10, and the answer. From the
+/// tables of Q.2110 (figure 20), once SSCF has answered each indication.
 #[test]
 fn every_pdu_in_every_state() {
     let table = "
@@ -406,7 +406,7 @@ fn every_pdu_in_every_state() {
         let cells: Vec<&str> = row[name.len()..].split_whitespace().collect();
         for (index, state) in State::ALL.into_iter().enumerate() {
             let mut link = in_state(state);
-            // Of a peer whose last request had N(SQ) 0.
+            // The peer's last request had N(SQ) 0.
             link.vr_sq = 0;
             link.pdu_received(NOW, &emitted(&pdu));
             let answers: Vec<&str> = sent(&mut link)
@@ -430,9 +430,9 @@ fn every_pdu_in_every_state() {
 }
 
 proptest! {
-    /// Whatever is lost both ways: what comes was sent, in order, and between two reports
-    /// that the link is up nothing is left out or comes twice. Once nothing is lost any
-    /// more, all comes.
+    /// PDUs are lost in both directions. Every delivered message was sent, in order, and
+    /// between two reports that the link is up none is left out or delivered twice. Once
+    /// nothing is lost any more, all arrive.
     #[test]
     fn any_loss(seed in prop::collection::vec(any::<u8>(), 8..64), share in 0_u8..120) {
         let (mut a, mut b) = pair();

@@ -1,5 +1,5 @@
-//! What is sent and not acknowledged (Q.2110 §7.2 a): the variables VT, the messages that
-//! wait to be sent, and those that may have to be sent again.
+//! Sent and unacknowledged messages (Q.2110 §7.2 a): the variables VT, the messages that
+//! wait to be sent, and those that may have to be repeated.
 
 use std::collections::VecDeque;
 
@@ -10,17 +10,17 @@ use super::{HALF, emitted};
 #[derive(Debug)]
 struct Sent {
     data: Vec<u8>,
-    /// VT(PS) when it was sent last.
+    /// VT(PS) when it was last sent.
     poll: Sequence,
-    /// It waits to be sent again.
+    /// It waits to be repeated.
     again: bool,
 }
 
-/// What there is to send.
+/// The next thing to send.
 pub(super) enum Next {
     /// An SD, as it goes out.
     Data(Vec<u8>),
-    /// Messages wait, and the other end allows none.
+    /// Messages wait, and the other end has granted no credit.
     NoCredit,
     Nothing,
 }
@@ -40,8 +40,8 @@ pub(super) struct Transmitter {
 }
 
 impl Transmitter {
-    /// Numbers begin at 0, and the other end allows those below `credit`. Messages that
-    /// wait stay.
+    /// Restarts the numbers at 0; the other end permits those below `credit`. Waiting
+    /// messages stay.
     pub(super) fn begin(&mut self, credit: Sequence) {
         *self = Self {
             vt_ms: credit,
@@ -50,7 +50,7 @@ impl Transmitter {
         };
     }
 
-    /// Forgets what was under way and what waits.
+    /// Discards data in transit and waiting.
     pub(super) fn clear(&mut self) {
         self.sent.clear();
         self.again.clear();
@@ -71,7 +71,7 @@ impl Transmitter {
         self.vt_pd
     }
 
-    /// The next SD: what is to be repeated first.
+    /// The next SD: repetitions first.
     pub(super) fn next(&mut self) -> Next {
         while let Some(number) = self.again.pop_front() {
             let index = number.since(self.vt_a) as usize;
@@ -117,7 +117,7 @@ impl Transmitter {
         }
     }
 
-    /// A STAT: what is missing of that which was sent before its POLL is sent again. The
+    /// Processes a STAT: repeats missing messages that were sent before its POLL. The
     /// error is its letter.
     pub(super) fn status(
         &mut self,
@@ -142,7 +142,7 @@ impl Transmitter {
         let ends = missing.iter().skip(1);
         for (index, (first, end)) in missing.iter().zip(ends).enumerate() {
             if index % 2 == 0 {
-                // What was sent after the POLL may still be on its way.
+                // Messages sent after the POLL may still be on their way.
                 self.repeat(first, end, |sent| {
                     let since = poll.since(sent);
                     since > 0 && since < HALF
@@ -152,8 +152,8 @@ impl Transmitter {
         Ok(())
     }
 
-    /// A USTAT: what lies from `first` to before `end` is sent again. The error is its
-    /// letter.
+    /// Processes a USTAT: repeats the messages from `first` to before `end`. The error is
+    /// its letter.
     pub(super) fn unsolicited(
         &mut self,
         first: Sequence,
@@ -170,7 +170,8 @@ impl Transmitter {
         Ok(())
     }
 
-    /// Takes what N(R) acknowledges and N(MR) allows; false where they cannot be.
+    /// Processes the acknowledgment N(R) and the credit N(MR); false if they are
+    /// impossible.
     fn acknowledged(&mut self, expected: Sequence, credit: Sequence) -> bool {
         let count = expected.since(self.vt_a);
         if count > self.vt_s.since(self.vt_a) || credit.since(expected) >= HALF {
@@ -182,7 +183,8 @@ impl Transmitter {
         true
     }
 
-    /// Sends again what lies from `first` to before `end`, where `due` of the POLL before it.
+    /// Repeats the messages from `first` to before `end` for which `due` holds, given the
+    /// POLL before each.
     fn repeat(&mut self, first: Sequence, end: Sequence, due: impl Fn(Sequence) -> bool) {
         let from = first.since(self.vt_a) as usize;
         let to = end.since(self.vt_a) as usize;

@@ -1,28 +1,34 @@
-//! A switch of cells: what comes by a port on a circuit leaves by another port on another
-//! circuit, as a table says (the Fairisle switch's part in Black and Crosby's paper).
+//! A switch of cells: cells that arrive on a port's circuit leave by another port's
+//! circuit, as a table specifies (the Fairisle switch's role in Black and Crosby's
+//! paper).
 //!
-//! Packets go in ([`Switch::input`]) and come out ([`Switch::transmit`]); between them each
-//! cell waits in a bounded queue of its output port. What a packet is depends on its port's
-//! [`Mode`]: cells of any circuits (RFC 4717's N-to-one mode), whole PDUs of AAL5 or parts of
-//! them (its AAL5 PDU frame mode), or cells of 53 bytes as between a user and the network. A
-//! PDU of the frame mode is its cells without their headers, so every mode leads to every
-//! other. Between two ports of the frame mode it may go on where it lies, with another label
-//! ([`Switch::passage`]).
+//! Packets go in ([`Switch::input`]) and come out ([`Switch::transmit`]); between them
+//! each cell waits in a bounded queue of its output port. The port's [`Mode`] determines
+//! what a packet is:
+//!
+//! - cells of any circuits (RFC 4717's N-to-one mode);
+//! - whole AAL5 PDUs or parts of them (its AAL5 PDU frame mode);
+//! - cells of 53 bytes, as between a user and the network.
+//!
+//! A PDU of the frame mode is its cells without their headers, so every mode can be
+//! switched to every other. Between two ports of the frame mode a packet may be forwarded
+//! where it lies, with another label ([`Switch::passage`]).
 //!
 //! **Queues.** A port has [`PRIORITIES`] queues, the first of which is served before the
-//! next, and of a queue its circuits in turn. What has no room dies by PDUs rather than by
-//! cells, as a PDU without one of its cells is of no use (Romanow and Floyd, JSAC 1995):
+//! next. Within a queue its circuits are served in turn. A full queue drops by PDUs
+//! rather than by cells, since a PDU that lacks a cell is useless (Romanow and Floyd,
+//! JSAC 1995):
 //!
-//! - *early packet discard*: a PDU is not begun in a queue that is three quarters full (cells
-//!   that may be dropped first: half full), nor beyond half by a circuit that has more of what
-//!   waits than an equal part for it, for the others and for one that may come; none of its
-//!   cells goes on;
-//! - *partial packet discard*: the queue is full within a PDU. Its further cells are dropped
-//!   but the last, which tells the receiver where the next PDU begins. A place is kept for it
-//!   from the PDU's first cell on.
+//! - *early packet discard*: a PDU is not begun in a queue that is three quarters full
+//!   (half full for cells of low priority). Beyond half, it is also not begun by a
+//!   circuit that has more than an equal share of the waiting cells. Shares are for it,
+//!   for the others and for one that may arrive. None of the PDU's cells is forwarded;
+//! - *partial packet discard*: the queue is full within a PDU. Its further cells are
+//!   dropped except the last, which tells the receiver where the next PDU begins. A place
+//!   is kept for it from the PDU's first cell on.
 //!
-//! User cells that come while a queue is half full are marked (EFCI). Cells of OAM and
-//! resource management go on in the order of their circuit.
+//! User cells that arrive while a queue is half full are marked (EFCI). Cells of OAM and
+//! resource management keep their order in their circuit.
 
 mod queue;
 mod transmit;
@@ -41,24 +47,24 @@ pub const PRIORITIES: usize = 4;
 /// Fewest cells that a queue may hold.
 pub const QUEUE_MIN: usize = 16;
 
-/// Cells of a queue for each circuit that leads to it: for its last cell a place is kept.
+/// Queue places for each circuit that leads to it, of which one is kept for a last cell.
 pub const CELLS_OF_CIRCUIT: usize = 4;
 
-/// What the packets of a port are.
+/// The contents of a port's packets.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Mode {
-    /// Label, control word, and a PDU of AAL5, a part of one or a cell: a label a circuit
-    /// ([`Label::of_circuit`]), VPIs of 0 to [`Label::VPI_MAX`].
+    /// Label, control word, and an AAL5 PDU, a part of one or a cell: one label per
+    /// circuit ([`Label::of_circuit`]), VPIs of 0 to [`Label::VPI_MAX`].
     Frame,
     /// Label, control word, and cells of any circuits behind this label; VPIs of 0 to 4,095.
     Cells(Label),
-    /// Cells of 53 bytes one behind the other, header error control checked and made; VPIs
-    /// of 0 to 255.
+    /// Consecutive cells of 53 bytes, header error control checked and generated; VPIs of
+    /// 0 to 255.
     User,
 }
 
 impl Mode {
-    /// True where a circuit can be named there.
+    /// True if a circuit can be named there.
     #[must_use]
     pub const fn has(self, circuit: Circuit) -> bool {
         let most = match self {
@@ -73,16 +79,16 @@ impl Mode {
 /// A port.
 #[derive(Clone, Copy, Debug)]
 pub struct Port {
-    /// What its packets are.
+    /// The contents of its packets.
     pub mode: Mode,
     /// Cells that each of its queues holds, at least [`QUEUE_MIN`].
     pub queue: usize,
 }
 
-/// An end of a circuit: by which port, and with which name there.
+/// An end of a circuit: its port, and its name there.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct End {
-    /// Place of the port in the list that the switch was made with.
+    /// Index of the port in the list that the switch was created with.
     pub port: usize,
     /// VPI and VCI there.
     pub circuit: Circuit,
@@ -91,9 +97,9 @@ pub struct End {
 /// An entry of the table: one direction of a circuit.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Route {
-    /// Where cells come from.
+    /// The end at which cells arrive.
     pub from: End,
-    /// Where they go.
+    /// The end by which they leave.
     pub to: End,
     /// The queue, 0 to [`PRIORITIES`] - 1.
     pub priority: usize,
@@ -101,7 +107,7 @@ pub struct Route {
     pub aal5: bool,
 }
 
-/// Why there is no such entry.
+/// The reason why there is no such entry.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum RouteError {
     /// There is no such port.
@@ -113,7 +119,7 @@ pub enum RouteError {
     /// There is no such queue.
     #[error("priorities are 0 to 3")]
     Priority,
-    /// Cells that come there go somewhere already.
+    /// Arriving cells already go elsewhere.
     #[error("{0} of that port leads somewhere already")]
     FromInUse(Circuit),
     /// Cells of another circuit leave there: two in one would mix their PDUs.
@@ -127,23 +133,23 @@ pub enum RouteError {
     },
 }
 
-/// Why a packet or a cell did not go on.
+/// The reason why a packet or a cell was not forwarded.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 #[non_exhaustive]
 pub enum DropReason {
-    /// A packet that is none of its port's mode.
+    /// A packet that is invalid in its port's mode.
     Malformed,
-    /// The header of a cell is damaged.
+    /// A cell's header is damaged.
     HeaderErrorControl,
-    /// A cell of a circuit that leads nowhere.
+    /// A cell of a circuit without a route.
     NoCircuit,
-    /// The first cell of a PDU that was not begun, or of one that is a single cell.
+    /// The first cell of a PDU that was not begun, or a PDU of a single cell.
     EarlyDiscard,
     /// The cell within a PDU for which the queue had no room.
     QueueFull,
     /// A further cell of a PDU that was refused.
     Rest,
-    /// A cell that waited when its circuit was taken out of the table.
+    /// A cell that waited when its circuit was removed from the table.
     Removed,
 }
 
@@ -174,33 +180,33 @@ impl DropReason {
     }
 }
 
-/// What a switch has done. All but [`DropReason::Malformed`] and `packets` are cells.
+/// A switch's counters. All but [`DropReason::Malformed`] and `packets` are cells.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Counters {
-    /// Packets that came, malformed ones included.
+    /// Received packets, including malformed ones.
     pub packets: u64,
-    /// Cells that came.
+    /// Received cells.
     pub received: u64,
-    /// Of them, those of OAM and resource management that went on.
+    /// Forwarded cells of OAM and resource management, among those.
     pub not_user: u64,
-    /// Cells that left, those included that went on where they lay.
+    /// Sent cells, including those forwarded where they lay.
     pub sent: u64,
-    /// Of them, those that went on where they lay.
+    /// Cells forwarded where they lay, among those.
     pub passed: u64,
-    /// User cells that were marked, as they met a queue half full.
+    /// User cells that were marked because they met a half-full queue.
     pub marked: u64,
-    /// What did not go on, in the order of [`DropReason::ALL`].
+    /// Drops, in the order of [`DropReason::ALL`].
     pub dropped: [u64; DropReason::ALL.len()],
 }
 
 impl Counters {
-    /// How often a cause dropped something.
+    /// Number of drops for a reason.
     #[must_use]
     pub fn dropped(&self, reason: DropReason) -> u64 {
         self.dropped.get(reason as usize).copied().unwrap_or(0)
     }
 
-    /// All of them with their names.
+    /// All counters with their names.
     pub fn each(&self) -> impl Iterator<Item = (&'static str, u64)> {
         let own = [
             ("packets", self.packets),
@@ -221,7 +227,7 @@ struct Entry {
     route: Route,
     pdu: PduState,
     cells: VecDeque<Waiting>,
-    /// Cells that went on, or will.
+    /// Cells that were accepted for forwarding.
     taken: u64,
 }
 
@@ -229,11 +235,11 @@ struct Entry {
 struct PortState {
     mode: Mode,
     queues: [Queue; PRIORITIES],
-    /// Places in `Switch::entries`, by circuit.
+    /// Indices into `Switch::entries`, by circuit.
     table: Vec<(Circuit, usize)>,
     /// Circuits that leave by it.
     leaving: BTreeSet<Circuit>,
-    /// The last that was found: cells of one circuit come together.
+    /// The last one found: cells of one circuit arrive together.
     last: Option<(Circuit, usize)>,
 }
 
@@ -242,17 +248,17 @@ struct PortState {
 pub struct Switch {
     ports: Vec<PortState>,
     entries: Vec<Option<Entry>>,
-    /// Places in it that are free.
+    /// Free indices in it.
     free: Vec<usize>,
     counters: Counters,
 }
 
-/// A packet that may go on where it lies. Of no use once something else was done with the
+/// A packet that may be forwarded where it lies. Invalid after any other operation on the
 /// switch.
 #[derive(Clone, Copy, Debug)]
 pub struct Passage {
     entry: usize,
-    /// The port that it leaves by.
+    /// Its output port.
     pub port: usize,
     /// Its label there.
     pub label: Label,
@@ -261,7 +267,7 @@ pub struct Passage {
     last: bool,
 }
 
-/// Cells of a packet that have the same header.
+/// Cells of a packet with the same header.
 struct Run<'a> {
     circuit: Circuit,
     payload_type: PayloadType,
@@ -270,7 +276,7 @@ struct Run<'a> {
 }
 
 impl Switch {
-    /// Without an entry. Queues smaller than [`QUEUE_MIN`] have that many places.
+    /// Starts without an entry. Queues smaller than [`QUEUE_MIN`] get that many places.
     #[must_use]
     pub fn new(ports: &[Port]) -> Self {
         let port = |port: &Port| PortState {
@@ -335,8 +341,8 @@ impl Switch {
         Ok(())
     }
 
-    /// Takes out what cells that come there do; those that wait are dropped. False where
-    /// there is none.
+    /// Removes the route of arriving cells; waiting cells are dropped. False if there is
+    /// none.
     pub fn remove(&mut self, from: End) -> bool {
         let Some(place) = self.find(from) else {
             return false;
@@ -360,31 +366,31 @@ impl Switch {
         true
     }
 
-    /// True where cells of a circuit come from this end, or leave by it.
+    /// True if a circuit's cells arrive at this end, or leave by it.
     #[must_use]
     pub fn is_used(&self, end: End) -> bool {
         let port = self.ports.get(end.port);
         port.is_some_and(|port| port.leaving.contains(&end.circuit)) || self.find(end).is_some()
     }
 
-    /// What the table says.
+    /// The entries of the table.
     pub fn routes(&self) -> impl Iterator<Item = &Route> {
         self.entries.iter().flatten().map(|entry| &entry.route)
     }
 
-    /// As [`Switch::routes`], each with the cells that went on by it.
+    /// As [`Switch::routes`], each with its forwarded cells.
     pub fn loads(&self) -> impl Iterator<Item = (&Route, u64)> {
         let entries = self.entries.iter().flatten();
         entries.map(|entry| (&entry.route, entry.taken))
     }
 
-    /// What was done.
+    /// The counters.
     #[must_use]
     pub const fn counters(&self) -> &Counters {
         &self.counters
     }
 
-    /// Cells that wait for a port, of each priority.
+    /// Cells that wait for a port, by priority.
     #[must_use]
     pub fn waiting(&self, port: usize) -> [usize; PRIORITIES] {
         let port = self.ports.get(port);
@@ -393,13 +399,13 @@ impl Switch {
         })
     }
 
-    /// True where cells wait for a port.
+    /// True if cells wait for a port.
     #[must_use]
     pub fn is_waiting(&self, port: usize) -> bool {
         self.waiting(port).iter().any(|&cells| cells > 0)
     }
 
-    /// A packet has come by a port: what follows the Ethernet header, or, of
+    /// Processes a packet received on a port: what follows the Ethernet header, or, for
     /// [`Mode::User`], cells. Its cells are queued, or dropped and counted.
     pub fn input(&mut self, port: usize, bytes: &[u8]) {
         self.counters.packets += 1;
@@ -559,10 +565,10 @@ impl Switch {
         });
     }
 
-    /// Whether a packet that has come by a port may go on where it lies, with another label:
-    /// both ports are of the frame mode, and nothing waits for the second, so that it
-    /// overtakes nothing. If it was sent, [`Switch::passed`] is to be called; if not, it is
-    /// one for [`Switch::input`], as is everything else.
+    /// Whether a packet received on a port may be forwarded where it lies, with another
+    /// label. Both ports must be of the frame mode, and nothing may wait for the second,
+    /// so that it overtakes nothing. If it was sent, call [`Switch::passed`]; otherwise,
+    /// and for everything else, call [`Switch::input`].
     #[must_use]
     pub fn passage(&mut self, port: usize, bytes: Pieces<'_>) -> Option<Passage> {
         if self.ports.get(port)?.mode != Mode::Frame {
@@ -603,7 +609,7 @@ impl Switch {
         })
     }
 
-    /// A packet went on where it lay.
+    /// Records that a packet was forwarded where it lay.
     pub fn passed(&mut self, passage: Passage) {
         let cells = passage.cells as u64;
         self.counters.packets += 1;
@@ -632,7 +638,7 @@ impl Switch {
         table.get(at).map(|it| it.1)
     }
 
-    /// As [`Switch::find`], and keeps what it has found.
+    /// As [`Switch::find`], and caches the result.
     fn find_again(&mut self, from: End) -> Option<usize> {
         let last = self.ports.get(from.port)?.last;
         if let Some((_, place)) = last.filter(|it| it.0 == from.circuit) {

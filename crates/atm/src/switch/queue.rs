@@ -1,5 +1,5 @@
-//! The queue of a port and priority: how many of its places are taken, kept and free, and
-//! which circuits have cells in it. The cells themselves are with their circuits.
+//! The queue of a port and priority: how many of its places are used, kept and free, and
+//! which circuits have cells in it. The cells themselves are stored with their circuits.
 
 use std::collections::VecDeque;
 
@@ -7,7 +7,7 @@ use tidewall_wire::atm::{CELL_PAYLOAD_LEN, PayloadType};
 
 use super::{CELLS_OF_CIRCUIT, DropReason, RouteError};
 
-/// A cell that waits.
+/// A waiting cell.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Waiting {
     pub(super) payload_type: PayloadType,
@@ -15,17 +15,17 @@ pub(super) struct Waiting {
     pub(super) payload: [u8; CELL_PAYLOAD_LEN],
 }
 
-/// Where a circuit's PDU is.
+/// The state of a circuit's PDU.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum PduState {
-    /// None is under way.
+    /// None is in progress.
     None,
-    /// All of it so far was taken. A place is kept for its last cell.
+    /// All of it so far was accepted. A place is kept for its last cell.
     Passing,
-    /// A part of it was taken and the next had no room: up to its last cell, for which a
-    /// place is kept, it is dropped.
+    /// A part of it was accepted and the next cell had no room. It is dropped up to its
+    /// last cell, for which a place is kept.
     Partial,
-    /// Nothing of it was taken, and nothing will be.
+    /// Nothing of it was accepted, and nothing will be.
     Refused,
 }
 
@@ -33,13 +33,14 @@ pub(super) enum PduState {
 #[derive(Debug)]
 pub(super) struct Queue {
     limit: usize,
-    /// Cells that wait.
+    /// Waiting cells.
     len: usize,
-    /// Places kept for the last cells of PDUs under way. `len + kept` is at most `limit`.
+    /// Places kept for the last cells of PDUs in progress. `len + kept` is at most
+    /// `limit`.
     kept: usize,
     /// Circuits that may have cells here.
     circuits: usize,
-    /// Circuits that have cells here, the next that is served first.
+    /// Circuits that have cells here, the next to be served first.
     active: VecDeque<usize>,
 }
 
@@ -54,7 +55,7 @@ impl Queue {
         }
     }
 
-    /// A circuit begins: each may need a place for a last cell.
+    /// Adds a circuit: each may need a place for a last cell.
     pub(super) fn open(&mut self) -> Result<(), RouteError> {
         let queue = self.limit;
         if self.circuits >= queue / CELLS_OF_CIRCUIT {
@@ -68,7 +69,7 @@ impl Queue {
         self.len
     }
 
-    /// True while so many places are neither taken nor kept.
+    /// True while this many places are neither used nor kept.
     pub(super) fn has_room(&self, places: usize) -> bool {
         self.len + self.kept + places <= self.limit
     }
@@ -77,7 +78,7 @@ impl Queue {
         self.len + self.kept > self.limit / 2
     }
 
-    /// Takes a place for a cell of a PDU, of a circuit of which so many cells wait here.
+    /// Uses a place for a cell of a PDU, of a circuit that has `held` cells waiting here.
     pub(super) fn admit(
         &mut self,
         pdu: &mut PduState,
@@ -87,7 +88,7 @@ impl Queue {
     ) -> Result<(), DropReason> {
         match (*pdu, last) {
             (PduState::None, _) => {
-                // One that has a further cell needs a place for its last, too.
+                // A cell that is not the last also needs a place for the last.
                 let places = if last { 1 } else { 2 };
                 if !self.has_room(places) || self.is_short(held, low_priority) {
                     if !last {
@@ -121,7 +122,7 @@ impl Queue {
         Ok(())
     }
 
-    /// Takes a place for a cell that is of no PDU.
+    /// Uses a place for a cell outside any PDU.
     pub(super) fn admit_one(&mut self, low_priority: bool) -> Result<(), DropReason> {
         let short = low_priority && self.is_half_full();
         if short || !self.has_room(1) {
@@ -131,16 +132,16 @@ impl Queue {
         Ok(())
     }
 
-    /// True where a circuit of which so many cells wait may begin no PDU.
+    /// True if a circuit with `held` cells waiting may not begin a PDU.
     fn is_short(&self, held: usize, low_priority: bool) -> bool {
         let used = self.len + self.kept;
-        // Equal parts of those that have cells here and of one more, which may come.
+        // Equal shares of the circuits with cells here and of one more, which may arrive.
         let parts = self.active.len() + 1;
         used >= self.limit / 4 * 3
             || self.is_half_full() && (low_priority || held * parts > self.len)
     }
 
-    /// A part of a PDU went by without a place.
+    /// Records that a part of a PDU was forwarded without a place.
     pub(super) fn passed(&mut self, pdu: &mut PduState, last: bool) {
         match (*pdu, last) {
             (PduState::None, false) => {
@@ -155,17 +156,17 @@ impl Queue {
         }
     }
 
-    /// A circuit has a cell here, and had none.
+    /// Records the first cell of a circuit that had none here.
     pub(super) fn begin(&mut self, place: usize) {
         self.active.push_back(place);
     }
 
-    /// The circuit that is served next.
+    /// The circuit to be served next.
     pub(super) fn next(&self) -> Option<usize> {
         self.active.front().copied()
     }
 
-    /// So many cells of that circuit have left; the next is another's turn.
+    /// Records that this many cells of that circuit have left; another circuit is next.
     pub(super) fn served(&mut self, cells: usize, has_more: bool) {
         self.len = self.len.saturating_sub(cells);
         if let Some(place) = self.active.pop_front().filter(|_| has_more) {
@@ -173,7 +174,7 @@ impl Queue {
         }
     }
 
-    /// A circuit is no more.
+    /// Removes a circuit.
     pub(super) fn remove(&mut self, place: usize, cells: usize, pdu: PduState) {
         self.circuits = self.circuits.saturating_sub(1);
         self.len = self.len.saturating_sub(cells);

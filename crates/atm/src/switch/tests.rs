@@ -199,7 +199,7 @@ fn what_leads_nowhere_is_counted_by_cause() {
     assert_eq!(switch.waiting(1), [0, 1, 0, 0]);
 }
 
-/// The HEC of what leaves is right: it is read by [`Cell::new`]. The published header of an
+/// The HEC of output cells is right: [`Cell::new`] reads it. The published header of an
 /// unassigned cell (I.432.1) begins with zeros.
 #[test]
 fn header_error_control_is_made() {
@@ -220,7 +220,8 @@ fn a_pdu_is_refused_whole_or_ends_with_its_last_cell() {
     let mut switch = switch([CELLS, CELLS], 16, 2);
     put(&mut switch, CELLS, 32, &pdu(&[1; 520]));
     assert_eq!(switch.waiting(1), [0, 11, 0, 0]);
-    // The first has more than its part of what waits; the second has nothing, and begins.
+    // The first circuit has more than its share of the waiting cells; the second has
+    // none, and begins.
     let bytes = pdu(&[2; 500]);
     put(&mut switch, CELLS, 32, &bytes);
     assert_eq!(switch.counters().dropped(DropReason::EarlyDiscard), 1);
@@ -234,7 +235,7 @@ fn a_pdu_is_refused_whole_or_ends_with_its_last_cell() {
     assert_eq!(switch.counters().dropped(DropReason::QueueFull), 1);
     assert_eq!(switch.counters().dropped(DropReason::Rest), 10 + 5);
     assert!(switch.counters().marked > 0);
-    // And all is as in the beginning.
+    // Everything is as in the beginning.
     put(&mut switch, CELLS, 32, &bytes);
     assert_eq!(drain(&mut switch, CELLS).len(), 11);
 }
@@ -310,7 +311,7 @@ fn what_is_in_frames_passes_while_nothing_waits() {
     assert_eq!(passage.port, 1);
     assert_eq!(passage.label, Label::of_circuit(circuit(132)).unwrap());
     switch.passed(passage);
-    // The device had no room: the rest of the PDU waits, and what comes later behind it.
+    // The device had no room: the rest of the PDU waits, with later cells behind it.
     switch.input(0, &cells[1]);
     for cell in &cells[2..] {
         assert!(switch.passage(0, cell[..].into()).is_none());
@@ -332,7 +333,7 @@ fn what_is_in_frames_passes_while_nothing_waits() {
     assert_eq!(counters.not_user, 1);
 }
 
-/// What a circuit of the property test sends: PDUs whose payload says which they are.
+/// The property test's payload of a circuit: PDUs whose payload identifies them.
 fn payload(vci: u16, number: u32, cells: usize) -> Vec<u8> {
     let mut payload = vec![vci as u8; cells * 48 - 8];
     payload[..4].copy_from_slice(&number.to_be_bytes());
@@ -344,10 +345,10 @@ fn modes() -> impl Strategy<Value = Mode> {
 }
 
 proptest! {
-    /// PDUs of several circuits, cell by cell in any order between them, and a port that now
-    /// and then sends something: what arrives is whole PDUs that were sent, in order, or a
-    /// beginning of one and its last cell, which AAL5 refuses; none of a PDU that was refused
-    /// at its first cell; and no queue holds more than it may.
+    /// PDUs of several circuits arrive with their cells interleaved in any order, and a
+    /// port sends now and then. Each received PDU is a whole sent one, in order, or a
+    /// beginning of one and its last cell, which AAL5 rejects. Nothing arrives of a PDU
+    /// that was refused at its first cell. No queue exceeds its limit.
     #[test]
     fn no_pdu_is_mixed_and_none_comes_without_its_end(
         from in modes(),
@@ -403,9 +404,10 @@ proptest! {
             let mut left = sent.iter();
             for bytes in came.remove(&(132 + vci as u16)).unwrap_or_default() {
                 arrived += bytes.len() / 48;
-                // The PDU that it is of, later than the one before.
+                // The PDU that it belongs to, later than the one before.
                 let of = left.find(|it| it[..4] == bytes[..4]);
-                // A part of one cell is a last one, whose first were refused: never.
+                // A part of one cell would be a last one, whose first were refused:
+                // never.
                 let of = of.expect("a PDU that was sent, in its order");
                 if Pdu::new(&bytes).is_ok() {
                     prop_assert_eq!(&bytes, of);
@@ -424,7 +426,7 @@ proptest! {
     }
 }
 
-/// Joins cells to PDUs as a receiver does.
+/// Reassembles PDUs from cells as a receiver does.
 fn take(
     came: &mut BTreeMap<u16, Vec<Vec<u8>>>,
     partial: &mut BTreeMap<u16, Vec<u8>>,

@@ -1,4 +1,4 @@
-//! Cells out of the queues of a port into packets.
+//! Packs cells from the queues of a port into packets.
 
 use std::collections::VecDeque;
 
@@ -12,7 +12,7 @@ use super::{Entry, Mode, Switch};
 
 impl Switch {
     /// Writes the next packet of a port at the start of `buffer`, and returns its length;
-    /// `None` where nothing waits, or `buffer` is too short for a cell.
+    /// `None` if nothing waits, or `buffer` is too short for a cell.
     ///
     /// A packet of cells has as many as `buffer` has room for, of one circuit after the
     /// other; one of the frame mode has those of one circuit, up to the end of its PDU.
@@ -53,8 +53,8 @@ impl Switch {
         (cells > 0).then_some(length)
     }
 
-    /// Gives `put` cells in the order in which they leave, until it has no room. Returns
-    /// how many it took.
+    /// Passes cells to `put` in the order in which they leave, until it has no room.
+    /// Returns how many it accepted.
     fn transmit_cells(
         &mut self,
         port: usize,
@@ -113,8 +113,8 @@ impl Switch {
     }
 }
 
-/// Writes the cells of the first PDU as a frame, and returns how many they are and its
-/// length. Congestion is that of the last, and priority is low if one cell's is (RFC 4717).
+/// Writes the cells of the first PDU as a frame, and returns their number and its length.
+/// Congestion is that of the last, and priority is low if one cell's is (RFC 4717).
 fn part(cells: &VecDeque<Waiting>, label: Label, buffer: &mut [u8]) -> Option<(usize, usize)> {
     let most = buffer.len().checked_sub(HEADER_LEN)? / CELL_PAYLOAD_LEN;
     let mut header = FrameHeader {

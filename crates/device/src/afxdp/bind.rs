@@ -1,4 +1,4 @@
-//! Making and binding an AF_XDP socket: frame memory, rings, the queue.
+//! Creates and binds an AF_XDP socket: frame memory, rings, the queue.
 
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
@@ -27,25 +27,25 @@ use crate::frame::{FRAME_SIZE, Frame, FrameMemory, Part};
 use crate::raw::ring::{Ring, RingOffset};
 use crate::raw::umem::register;
 
-/// A queue stays busy for some tens of milliseconds after its last owner is
-/// gone, while the kernel tears the old socket down.
+/// A queue stays busy for some tens of milliseconds after its last owner exits, while the
+/// kernel tears the old socket down.
 const BIND_TRIES: u32 = 100;
 const BIND_PAUSE: Duration = Duration::from_millis(20);
 
-/// Where the frames of a queue come from.
+/// The origin of a queue's frames.
 pub(super) enum Frames<'a> {
-    /// So many, of a memory of its own.
+    /// This many frames, in memory of the queue's own.
     Own(u32),
-    /// A part of a memory that other queues have parts of.
+    /// A part of a memory that several queues share.
     Shared(&'a mut SharedUmem),
 }
 
-/// A socket that is bound to its queue, with what is mapped for it. Receiving and
-/// transmit-only sockets begin so.
+/// A socket bound to its queue, with its mappings. Receiving and transmit-only sockets
+/// both start as this.
 pub(super) struct Bound {
     pub(super) fd: Arc<Unshared<OwnedFd>>,
     pub(super) part: Part,
-    /// By which another process maps the memory; none of a shared memory.
+    /// File through which another process maps the memory; `None` for shared memory.
     pub(super) file: Option<OwnedFd>,
     pub(super) rings: Rings,
     pub(super) zero_copy: bool,
@@ -53,7 +53,7 @@ pub(super) struct Bound {
     pub(super) tx_metadata: bool,
 }
 
-/// A socket with all that does not need its queue.
+/// A socket with everything that does not need its queue.
 pub(super) struct Unbound {
     fd: Arc<Unshared<OwnedFd>>,
     part: Part,
@@ -70,19 +70,19 @@ pub(super) struct Rings {
     transmit: Ring<libc::xdp_desc>,
 }
 
-/// What a [`Bound`] is used as.
+/// The halves that a [`Bound`] is split into.
 pub(super) struct Halves {
     pub(super) memory: FrameMemory,
     pub(super) fill: Ring<u64>,
     pub(super) receive: Option<Ring<libc::xdp_desc>>,
     pub(super) transmit: TransmitHalf,
-    /// Those that are with nobody.
+    /// The free frames.
     pub(super) frames: Vec<Frame>,
 }
 
 impl Rings {
-    /// Maps a socket's rings, `fill` places in one and `receive` in another. Before Linux
-    /// 6.4 only while it is not bound.
+    /// Maps a socket's rings, with `fill` entries in one and `receive` in another. Before
+    /// Linux 6.4 this works only while the socket is not bound.
     pub(super) fn map(fd: BorrowedFd<'_>, fill: u32, receive: Option<u32>) -> io::Result<Self> {
         let offsets = xdp_mmap_offsets(fd)?;
         let receive_ring = |entries| {
@@ -109,14 +109,14 @@ impl Rings {
 }
 
 impl Bound {
-    /// Buffers of a card are of whole KiB (igb, ixgbe): of 2 KiB less the headroom it
-    /// would use one, and drop every longer frame.
+    /// A card's buffers are whole KiB (igb, ixgbe). With frames of 2 KiB less the
+    /// headroom it would use a buffer of one KiB and drop every longer frame.
     pub(super) fn wants_larger_frames(&self) -> bool {
         self.zero_copy && self.part.memory().frame_size() < LARGE_FRAME
     }
 
-    /// Both halves, once it is known who computes checksums: nothing may have been sent
-    /// before. `place`: interface, its index, queue.
+    /// Returns both halves once it is known who computes checksums: nothing may have been
+    /// sent before. `place`: interface, its index, queue.
     pub(super) fn into_halves(self, place: (&str, u32, u32)) -> Halves {
         let (memory, mut frames) = self.part.into_frames();
         let mut transmit = TransmitHalf {
@@ -146,13 +146,13 @@ impl Bound {
     }
 }
 
-/// Frames lie at multiples of 2 to this power: a division by what is only known
-/// at run time would be the slowest part of taking a frame.
+/// Frames lie at multiples of 2 to this power. A division by a run-time value would be
+/// the slowest part of taking a frame.
 pub(super) fn frame_shift(memory: &FrameMemory) -> u32 {
     memory.frame_size().trailing_zeros()
 }
 
-/// What the kernel refused of a queue, and the remedy.
+/// Describes what the kernel refused for a queue, and the remedy.
 pub(super) fn refused(interface: &str, queue: u32, what: &str, error: &io::Error) -> io::Error {
     let remedy = match error.raw_os_error() {
         Some(libc::EPERM) => {
@@ -182,34 +182,34 @@ pub(super) fn refused(interface: &str, queue: u32, what: &str, error: &io::Error
 /// Bytes that the kernel leaves free before a received packet
 /// (XDP_PACKET_HEADROOM).
 const HEADROOM: usize = 256;
-/// Bytes of a frame beside the IP datagram: Ethernet header, a VLAN tag, and our
-/// metadata where they are in the frame.
+/// Bytes of a frame beside the IP datagram: Ethernet header, a VLAN tag, and our metadata
+/// where it is in the frame.
 const BESIDE: usize = 14 + 4 + METADATA_LENGTH;
-/// Bytes of the larger frames: the most that the kernel takes, a page.
+/// Bytes of the larger frames: one page, the most that the kernel accepts.
 pub(super) const LARGE_FRAME: usize = 4096;
 
 /// In `sxdp_flags`: packets may come in several frames (linux/if_xdp.h, Linux 6.6).
 const XDP_USE_SG: u16 = 1 << 4;
 
-/// Longest IP datagram, in bytes, that is received in one frame of this size.
+/// Longest IP datagram, in bytes, that fits into one frame of this size.
 pub fn receivable(frame_size: usize) -> usize {
     frame_size.saturating_sub(HEADROOM + BESIDE)
 }
 
-/// The queue that is to be bound.
+/// The queue to bind.
 #[derive(Clone, Copy)]
 pub(super) struct Place<'a> {
     pub(super) interface: &'a str,
     pub(super) index: u32,
     pub(super) queue: u32,
-    /// To wait for it where another socket has it.
+    /// Wait for the queue if another socket holds it.
     pub(super) wait: bool,
     /// See [`super::Settings`].
     pub(super) trusted: bool,
 }
 
 impl Place<'_> {
-    /// What the kernel refused, and the remedy.
+    /// Describes what the kernel refused, and the remedy.
     pub(super) fn refused(&self, what: &str, error: &io::Error) -> io::Error {
         refused(self.interface, self.queue, what, error)
     }
@@ -255,12 +255,12 @@ pub(super) fn bind(
     }
 }
 
-/// Bytes of the frames that an interface's MTU needs.
+/// Returns the frame size in bytes that an interface's MTU needs.
 pub(super) fn frame_size(interface: &str) -> usize {
     mtu(interface).map_or(FRAME_SIZE, frame_size_of)
 }
 
-/// Bytes of the frames that an MTU needs.
+/// Returns the frame size in bytes that an MTU needs.
 pub fn frame_size_of(mtu: usize) -> usize {
     match mtu > receivable(FRAME_SIZE) {
         true => LARGE_FRAME,
@@ -272,7 +272,7 @@ fn is_invalid(error: &io::Error) -> bool {
     error.raw_os_error() == Some(libc::EINVAL)
 }
 
-/// Frames that an IP datagram of this MTU may need.
+/// Number of frames that an IP datagram of this MTU may need.
 pub(super) fn pieces_of(mtu: usize, frame_size: usize) -> u32 {
     let room = frame_size.saturating_sub(HEADROOM).max(1);
     (mtu + BESIDE).div_ceil(room) as u32
@@ -286,14 +286,14 @@ pub(super) fn can_join() -> bool {
     matches!((next(), next()), (Some(major), Some(minor)) if (major, minor) >= (6_u32, 6_u32))
 }
 
-/// Whether a bound socket gets packets that are longer than a frame, in several: the kernel can,
-/// and was asked ([`Unbound::bind`]).
+/// Whether a bound socket receives packets longer than a frame in several frames: the
+/// kernel can, and it was requested ([`Unbound::bind`]).
 pub(super) fn joins(interface: &str, zero_copy: bool) -> bool {
     let mtu = mtu(interface).unwrap_or(0);
     can_join() && (!zero_copy || mtu > receivable(LARGE_FRAME))
 }
 
-/// Whether a driver moves frames of an interface without copying; on doubt it does.
+/// Whether a driver moves an interface's frames without copying; true if in doubt.
 fn moves_frames(index: u32) -> bool {
     let features = Netdev::open().and_then(|mut netdev| netdev.xdp_features(index));
     features.map_or(true, |features| features & XDP_ZERO_COPY != 0)
@@ -306,7 +306,7 @@ pub(super) fn mtu(interface: &str) -> Option<usize> {
 }
 
 impl Unbound {
-    /// With memory of its own, which another process can map.
+    /// Creates a socket with memory of its own, which another process can map.
     pub(super) fn with_memory(
         place: Place<'_>,
         frames: u32,
@@ -319,8 +319,8 @@ impl Unbound {
         Ok(Unbound { file, ..unbound })
     }
 
-    /// `umem`: the socket that registered the memory, and whether with transmit metadata;
-    /// `None`: this one does.
+    /// `umem`: the socket that registered the memory, and whether with transmit metadata.
+    /// With `None` this socket registers it.
     fn new(
         place: Place<'_>,
         part: Part,
@@ -338,7 +338,7 @@ impl Unbound {
         let tx_metadata = match umem {
             Some(&(_, tx_metadata)) => tx_metadata,
             None => {
-                // Older kernels know of no transmit metadata.
+                // Older kernels do not know transmit metadata.
                 let tx_metadata = place.trusted
                     && register(fd.as_fd(), part.memory(), TX_METADATA_LENGTH).is_ok();
                 if !tx_metadata {
@@ -369,7 +369,8 @@ impl Unbound {
         self.part.memory().frame_size()
     }
 
-    /// Binds it, or leaves it as it was. `umem`: the socket whose memory it shares.
+    /// Binds the socket, or leaves it as it was. `umem`: the socket whose memory it
+    /// shares.
     pub(super) fn bind(
         &self,
         place: Place<'_>,
@@ -378,8 +379,8 @@ impl Unbound {
     ) -> io::Result<()> {
         let mtu = mtu(place.interface).unwrap_or(0);
         let is_long = mtu > receivable(LARGE_FRAME);
-        // Some drivers' zero-copy modes know no packets in several frames: the kernel would
-        // copy. All sockets of a memory have it from the first.
+        // Some drivers' zero-copy modes do not support packets in several frames; the
+        // kernel would then copy. All sockets of a memory have the flag from the first.
         let joins = umem.is_none()
             && (is_long || flags & libc::XDP_COPY != 0 || !moves_frames(place.index));
         let bind = |flags| bind_retrying(self.fd.as_fd(), place, umem, flags);
@@ -405,7 +406,7 @@ impl Unbound {
         bound.map_err(|error| place.refused("bind an AF_XDP socket", &error))
     }
 
-    /// What it is once it is bound.
+    /// Returns the bound socket.
     pub(super) fn into_bound(self) -> Bound {
         let options = xdp_options(self.fd.as_fd()).unwrap_or(XdpOptionsFlags::empty());
         Bound {
@@ -419,7 +420,7 @@ impl Unbound {
     }
 }
 
-/// A second socket for a queue, with a receive ring of its own: nobody sleeps on it.
+/// A second socket for a queue, with a receive ring of its own on which no thread sleeps.
 pub(super) fn waiting_half() -> io::Result<WaitingHalf> {
     let cloexec = SocketFlags::CLOEXEC;
     let fd = socket_with(AddressFamily::XDP, SocketType::RAW, cloexec, None)?;
@@ -427,7 +428,7 @@ pub(super) fn waiting_half() -> io::Result<WaitingHalf> {
     map_waiting(fd)
 }
 
-/// Binds it to the queue of `first`, over the same memory.
+/// Binds the socket to the queue of `first`, over the same memory.
 pub(super) fn bind_waiting(
     waiting: &WaitingHalf,
     first: &Bound,
@@ -436,7 +437,8 @@ pub(super) fn bind_waiting(
     bind_retrying(waiting.fd.as_fd(), place, Some(first.fd.as_fd()), 0)
 }
 
-/// The ring of such a socket. Before Linux 6.4 only while it is not bound.
+/// Maps the ring of such a socket. Before Linux 6.4 this works only while it is not
+/// bound.
 pub(super) fn map_waiting(fd: OwnedFd) -> io::Result<WaitingHalf> {
     let offsets = xdp_mmap_offsets(&fd)?;
     let page_offset = libc::XDP_PGOFF_RX_RING as u64;
@@ -447,7 +449,7 @@ pub(super) fn map_waiting(fd: OwnedFd) -> io::Result<WaitingHalf> {
     })
 }
 
-/// Offsets of a ring as the kernel has them.
+/// Offsets of a ring as the kernel reports them.
 fn raw(offsets: XdpRingOffset) -> RingOffset {
     RingOffset {
         producer: offsets.producer,

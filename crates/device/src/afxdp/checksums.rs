@@ -1,16 +1,18 @@
-//! Whether a device computes the checksums of what is sent.
+//! Decides whether a device computes the checksums of sent frames.
 //!
-//! That the kernel registers memory with room for transmit metadata says
-//! nothing of it: a path that does not look at the metadata sends the frame
-//! with half a checksum. In zero-copy mode it is the driver's affair, which
-//! says so through netdev. In copy mode it is the kernel's, and depends on how
-//! it builds its own buffer: by copying (most drivers), where metadata counts,
-//! or by reference (IFF_TX_SKB_NO_LINEAR: virtio-net), where until lately it
-//! did not. Nothing tells which, so a test frame does: its metadata asks for
-//! the time of transmission, and the kernel that reads the metadata writes that
-//! time at completion. An impossible request, which a reader refuses, would
-//! show it without a frame; but early kernels then lose a buffer, and with it
-//! the queue until the next boot.
+//! The kernel's registering memory with room for transmit metadata proves nothing. A path
+//! that ignores the metadata sends the frame with half a checksum.
+//!
+//! - In zero-copy mode the driver decides, and announces it through netdev.
+//! - In copy mode the kernel decides, and it depends on how it builds its own buffer. By
+//!   copying (most drivers), metadata counts. By reference (IFF_TX_SKB_NO_LINEAR:
+//!   virtio-net), until lately it did not.
+//!
+//! The kernel does not report which way it uses, so a test frame finds out. Its metadata
+//! requests the time of transmission. A kernel that reads the metadata writes that time
+//! at completion. An impossible request, which a kernel that reads it refuses, would show
+//! the same without a frame. But early kernels then lose a buffer, and with it the queue
+//! until the next boot.
 //!
 //! Read first: `xsk_build_skb` and `xsk_destruct_skb` of net/xdp/xsk.c;
 //! Documentation/networking/xsk-tx-metadata.rst.
@@ -27,16 +29,16 @@ use crate::interface::{driver, transmit_queue_count};
 use crate::queue::Transmit;
 use tidewall_sys::netlink::{Netdev, XSK_TX_CHECKSUM};
 
-/// Who computes the checksums of what is sent, and why.
+/// The party that computes the checksums of sent frames, and the reason.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Checksums {
     /// The device: a test frame's metadata was honoured.
     Proven,
-    /// The device: its driver's zero-copy mode says so.
+    /// The device: its driver's zero-copy mode announces it.
     Announced,
     /// We do: the kernel takes no transmit metadata.
     NoMetadata,
-    /// We do: the driver's zero-copy mode does not say that it does.
+    /// We do: the driver's zero-copy mode does not announce that it does.
     NotAnnounced,
     /// We do: the kernel ignored a test frame's metadata.
     Ignored,
@@ -45,7 +47,7 @@ pub enum Checksums {
 }
 
 impl Checksums {
-    /// True when the device does.
+    /// True when the device computes checksums.
     pub fn by_device(self) -> bool {
         matches!(self, Checksums::Proven | Checksums::Announced)
     }
@@ -70,7 +72,7 @@ impl fmt::Display for Checksums {
     }
 }
 
-/// What became of the test frame.
+/// The outcome of the test frame.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Test {
     Honoured,
@@ -78,8 +80,9 @@ pub(super) enum Test {
     NotSent,
 }
 
-/// Decides. `registered`: the kernel took memory with transmit metadata;
-/// `announced`: the driver's zero-copy mode says that it computes checksums.
+/// Decides who computes checksums. `registered`: the kernel accepted memory with transmit
+/// metadata. `announced`: the driver's zero-copy mode announces that it computes
+/// checksums.
 fn decide(
     registered: bool,
     zero_copy: bool,
@@ -98,12 +101,11 @@ fn decide(
     }
 }
 
-/// How often, and how long between, one looks whether the test frame has left.
+/// How often to check whether the test frame has left, and the pause between checks.
 const LOOKS: u32 = 100;
 const LOOK_PAUSE: Duration = Duration::from_millis(1);
 
-/// Finds out for a queue, before anything else is sent on it. `frames` are those
-/// that are free.
+/// Decides for a queue, before anything else is sent on it. `frames` are the free ones.
 pub(super) fn find_out(
     (interface, index, queue): (&str, u32, u32),
     registered: bool,
@@ -120,9 +122,9 @@ pub(super) fn find_out(
     })
 }
 
-/// Sends a frame to the interface's own address and looks what the kernel made
-/// of its metadata. The frame comes back as any does: here, or by a later
-/// reclaim if it takes long.
+/// Sends a frame to the interface's own address and checks what the kernel did with its
+/// metadata. The frame comes back as any does: here, or by a later reclaim if it takes
+/// long.
 fn test(
     interface: &str,
     queue: u32,
@@ -160,16 +162,16 @@ fn test(
     Ok(Test::NotSent)
 }
 
-/// Bytes of the shortest Ethernet frame, its check sequence aside.
+/// Bytes of the shortest Ethernet frame, without its check sequence.
 const SHORTEST: usize = 60;
-/// Fewer than an Ethernet header: veth drops such a frame instead of handing it
+/// Bytes of a frame shorter than an Ethernet header: veth drops it instead of passing it
 /// to its peer.
 const NO_HEADER: usize = 13;
 /// Local experimental EtherType 1 (IEEE 802).
 const ETHERTYPE: [u8; 2] = 0x88b5u16.to_be_bytes();
 
-/// The test frame: from the interface to itself, which a switch does not forward
-/// and no host takes. `None` for what is no Ethernet address.
+/// The test frame: from the interface to itself, so that no switch forwards it and no
+/// host accepts it. `None` if `address` is not an Ethernet address.
 fn content(driver: &str, address: &str) -> Option<Vec<u8>> {
     let address: MacAddress = address.trim().parse().ok()?;
     let mut content = [address.0, address.0].concat();

@@ -1,4 +1,5 @@
-//! A queue's socket between who has the privileges to make it and who uses it.
+//! Hands a queue's socket over from the process privileged to create it to the process
+//! that uses it.
 
 use std::io;
 use std::net::UdpSocket;
@@ -17,16 +18,16 @@ use super::umem::SharedUmem;
 use crate::forked::Unshared;
 use crate::frame::{FrameMemory, Part};
 
-/// What another process has to know of a queue to use its descriptors.
+/// The facts about a queue that another process needs to use its descriptors.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Shape {
-    /// Of the device.
+    /// The device's queue.
     pub queue: u32,
-    /// Frames of memory, and places of the fill ring.
+    /// Frames of memory, and entries of the fill ring.
     pub frames: u32,
     /// Bytes of a frame.
     pub frame_size: u32,
-    /// Places of the receive ring.
+    /// Entries of the receive ring.
     pub receive_ring: u32,
     /// The driver moves frames without copying.
     pub zero_copy: bool,
@@ -36,23 +37,26 @@ pub struct Shape {
     pub waiting: bool,
 }
 
-/// A queue's sockets, bound, with memory and rings. Nothing has been received or sent.
+/// A queue's bound sockets, with memory and rings. Nothing has been received or sent.
 pub struct Made {
     pub(super) queue: u32,
     receive_ring: u32,
     pub(super) bound: Bound,
-    /// For the frames that may wait; none where the kernel refuses it.
+    /// The socket for frames that may wait; `None` where the kernel refuses it.
     pub(super) waiting: Option<WaitingHalf>,
     pub(super) helpers: [UdpSocket; 2],
 }
 
-/// Makes what [`adopt`](super::adopt) receives and sends with, on a part of `umem` or on
-/// memory of its own.
+/// Creates what [`adopt`](super::adopt) receives and sends with, on a part of `umem` or
+/// on memory of its own.
 ///
 /// # Errors
-/// ENODEV; with words: EPERM without CAP_NET_RAW and CAP_NET_ADMIN, EBUSY when another
-/// socket holds the queue, ENOBUFS when memory may not be locked or no part of `umem` is
-/// left; what the kernel reports otherwise.
+/// - ENODEV
+/// - with an explanation: EPERM without CAP_NET_RAW and CAP_NET_ADMIN
+/// - with an explanation: EBUSY when another socket holds the queue
+/// - with an explanation: ENOBUFS when memory may not be locked or no part of `umem` is
+///   left
+/// - what the kernel reports otherwise
 pub fn make(
     settings: &Settings<'_>,
     queue: u32,
@@ -81,7 +85,7 @@ fn flags(settings: &Settings<'_>) -> u16 {
     if settings.copy { libc::XDP_COPY } else { 0 }
 }
 
-/// What a queue has beside its first socket.
+/// The parts of a queue beside its first socket.
 struct Beside {
     /// Not bound.
     waiting: Option<WaitingHalf>,
@@ -95,7 +99,7 @@ impl Beside {
             false => no_helpers(),
         };
         Ok(Beside {
-            // Without it everything wakes.
+            // Without it every frame wakes.
             waiting: waiting_half().ok(),
             helpers: helpers.map_err(|error| place.refused("prefer busy polling", &error))?,
         })
@@ -113,20 +117,20 @@ impl Beside {
     }
 }
 
-/// What can be made of a queue while another has it: memory that the kernel has pinned,
-/// rings, and the sockets beside it. Binding alone is left.
+/// The parts of a queue that can be prepared while another socket holds it: pinned
+/// memory, rings, and the additional sockets. Only binding is left.
 pub struct Prepared {
     unbound: Box<Unbound>,
     beside: Beside,
-    /// Of the interface.
+    /// Index of the interface.
     index: u32,
 }
 
 impl Prepared {
-    /// Prepares a queue of an interface, whichever it will be.
+    /// Prepares a queue of an interface; its number is chosen later.
     ///
     /// # Errors
-    /// As [`make`], but for EBUSY.
+    /// As [`make`], except EBUSY.
     pub fn new(settings: &Settings<'_>) -> io::Result<Self> {
         let place = place(settings, 0)?;
         let frame_size = frame_size(settings.interface);
@@ -139,11 +143,11 @@ impl Prepared {
         })
     }
 
-    /// Makes a queue of it, with the settings that it was prepared for. `mtu`: of the
-    /// interface by now, bytes.
+    /// Makes a queue of it, with the settings it was prepared for. `mtu`: the interface's
+    /// current MTU, in bytes.
     ///
     /// # Errors
-    /// As [`make`()]. It is there again where the kernel has refused to bind it.
+    /// As [`make`]. The prepared parts remain where the kernel refuses to bind.
     pub fn make(
         self,
         settings: &Settings<'_>,
@@ -179,7 +183,8 @@ impl std::fmt::Debug for Prepared {
 }
 
 impl Made {
-    /// As the queue of the device whose frames come here, where that is another's.
+    /// Numbers the queue as the device's queue whose frames arrive here, where that is
+    /// another device's.
     pub fn numbered(mut self, queue: u32) -> Self {
         self.queue = queue;
         self
@@ -195,12 +200,12 @@ impl Made {
         self.waiting.as_ref().map(|waiting| waiting.fd.as_fd())
     }
 
-    /// The file of its frame memory; `None` where the memory is others', too.
+    /// The file of its frame memory; `None` where the memory is shared.
     pub fn memory(&self) -> Option<BorrowedFd<'_>> {
         self.bound.file.as_ref().map(AsFd::as_fd)
     }
 
-    /// What [`Made::of_descriptors`] has to know.
+    /// The shape that [`Made::of_descriptors`] needs.
     pub fn shape(&self) -> Shape {
         let Bound { part, .. } = &self.bound;
         Shape {
@@ -214,13 +219,13 @@ impl Made {
         }
     }
 
-    /// The sockets that have the device polled ([`helpers`]).
+    /// The sockets that make the kernel poll the device ([`helpers`]).
     pub fn helpers(&self) -> &[UdpSocket] {
         &self.helpers
     }
 
-    /// The descriptors to pass to another process, which are all that it needs; none
-    /// where the memory is others', too.
+    /// The descriptors to pass to another process, which needs nothing else; empty where
+    /// the memory is shared.
     pub fn descriptors(&self) -> Vec<BorrowedFd<'_>> {
         let Some(file) = &self.bound.file else {
             return Vec::new();
@@ -232,12 +237,12 @@ impl Made {
             .collect()
     }
 
-    /// What another process has made and passed, without any privilege. Its other copies
-    /// of the descriptors are to be closed: the queue has one user.
+    /// Takes over what another process has made and passed; needs no privilege. The other
+    /// copies of the descriptors must be closed: the queue has one user.
     ///
     /// # Errors
-    /// EINVAL for descriptors of another number or shape, and before Linux 6.4, which maps
-    /// no ring of a socket that is bound; what mapping reports.
+    /// EINVAL for descriptors of the wrong number or shape, and before Linux 6.4, which
+    /// maps no ring of a bound socket. Otherwise what mapping reports.
     pub fn of_descriptors(shape: &Shape, descriptors: Vec<OwnedFd>) -> io::Result<Self> {
         let missing = || io::Error::from(io::ErrorKind::InvalidInput);
         let mut descriptors = descriptors.into_iter();

@@ -1,11 +1,11 @@
 //! AF_XDP: a queue of a Linux interface, received without the kernel's stack.
 //!
 //! [`make`] binds the socket of one queue, over frame memory of its own or a part of
-//! [`SharedUmem`], which takes privileges, and [`adopt`] receives and sends with it, which
-//! takes none and may be in another process; [`open`] is both. Which program
-//! gives it frames, and when the device interrupts, is with the device's owner
-//! (crates/manager), whom the receiver asks through [`Owner`]. Rings and memory are
-//! closed on exec and go with the process.
+//! [`SharedUmem`]; it needs privileges. [`adopt`] receives and sends with it; it needs
+//! none and may run in another process. [`open`] does both. The device's owner
+//! (crates/manager) decides which program redirects frames here and when the device
+//! interrupts. The receiver asks it through [`Owner`]. Rings and memory are closed on
+//! exec and end with the process.
 //!
 //! The path of a frame in here: driver ring → poll (`napi`) → driver program
 //! (`bpf/demux.bpf.c`) → receive ring (`socket`) → [`crate::queue::Receive`].
@@ -34,10 +34,10 @@ pub use segments::{Segmentation, leave_packet_sockets};
 pub use socket::{Opened, Settings, TRANSMIT_RING, adopt, open, open_transmitter};
 pub use umem::SharedUmem;
 
-/// What the receiver of a queue asks of the device's owner, who alone has the privileges
-/// and the trusted tables for it, and may be another process.
+/// The requests that a queue's receiver makes to the device's owner. Only the owner has
+/// the privileges and the trusted tables for them; it may be another process.
 pub trait Owner: Send + Sync {
-    /// Whether the receiver may poll the device. Where it may not, somebody else does.
+    /// Whether the receiver may poll the device. If not, another process polls it.
     fn lets_poll(&self) -> bool {
         true
     }
@@ -56,20 +56,20 @@ pub trait Owner: Send + Sync {
     /// See [`crate::demux::TrustedTables::probe_napi`].
     ///
     /// # Errors
-    /// Of an owner that could not be asked, or refuses.
+    /// Those of an owner that could not be asked, or that refuses.
     fn probe_napi(&self, queue: u32, port: u16, source: u16) -> io::Result<()>;
 
     /// See [`crate::demux::TrustedTables::napi_probe`].
     fn napi_probe(&self, queue: u32) -> Option<NapiProbe>;
 
-    /// Has the kernel take a datagram as if the interface had received it, most often
+    /// Makes the kernel receive a datagram as if it had arrived on the interface, usually
     /// before this returns.
     ///
     /// # Errors
     /// Unsupported where the kernel cannot; what it reports otherwise.
     fn receive_in_kernel(&self, datagram: &[u8]) -> io::Result<()>;
 
-    /// Other sockets in place of those that a queue was made with.
+    /// Replacements for the sockets that a queue was made with.
     ///
     /// # Errors
     /// As [`helpers`].

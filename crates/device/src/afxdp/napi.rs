@@ -1,43 +1,42 @@
-//! Driving a driver's NAPI poll from the receiver's own context.
+//! Drives a driver's NAPI poll from the receiver's own context.
 //!
-//! An AF_XDP socket can be busy-polled itself where the kernel gives it its queue's
-//! NAPI id: before Linux 6.14 with the first frame, by drivers that register the
-//! id with the queue, since then in zero-copy mode. Elsewhere it has none, and
-//! `SO_BUSY_POLL` on it silently does nothing. What works everywhere: a
-//! kernel UDP socket that has once received a frame of this queue knows the
-//! id, and each nonblocking `recv` on it runs the driver's poll,
-//! the XDP program and XSK delivery in the caller's context.
+//! An AF_XDP socket can itself be busy-polled where the kernel gives it its queue's NAPI
+//! id. Before Linux 6.14 that happens with the first frame, for drivers that register the
+//! id with the queue; since then in zero-copy mode. Elsewhere the socket has no id, and
+//! `SO_BUSY_POLL` on it silently does nothing. One method works everywhere. A kernel UDP
+//! socket that has once received a frame of this queue knows the id. Each nonblocking
+//! `recv` on it runs the driver's poll, the XDP program and XSK delivery in the caller's
+//! context.
 //!
-//! NAPI id discovery: the driver program sends such a *helper* one owned
-//! datagram, the *probe* (bpf/napi.h), or a TCP segment rewritten into one; it is
-//! read back here, not lost. A helper takes nothing else: its filter lets only
-//! the probe's source port in, which is drawn at random, and once the id is known
-//! nothing at all. A socket keeps the first id it saw, so a driver that makes its
-//! NAPI anew (on its own down and up, on other rings) needs new helpers.
+//! NAPI id discovery: the driver program sends such a *helper* one owned datagram, the
+//! *probe* (bpf/napi.h), or a TCP segment rewritten into one. The probe is read back
+//! here, not lost. A helper accepts nothing else: its filter admits only the probe's
+//! source port, which is drawn at random. Once the id is known it admits nothing. A
+//! socket keeps the first id it saw. A driver that recreates its NAPI (on interface down
+//! and up, on a ring change) therefore needs new helpers.
 //!
-//! A probe passes the kernel's firewall and source validation, which may drop it.
-//! So these are tested first with a datagram of no value (`probe`); where they
-//! drop that, discovery is *blocked*, which the stack warns of, and the test is
-//! repeated. A probe that is not there in time all the same counts as lost; after
-//! some, no more than one datagram in a thousand is risked. Of TCP only bare
-//! acknowledgments are probes, whose loss costs nothing.
+//! A probe passes the kernel's firewall and source validation, which may drop it. So
+//! these are tested first with a datagram of no value (`probe`). If they drop it,
+//! discovery is *blocked*, the stack warns, and the test is repeated. A probe that still
+//! does not arrive in time counts as lost. After some losses, at most one datagram in a
+//! thousand is risked. Only bare acknowledgments serve as TCP probes, since their loss
+//! costs nothing.
 //!
-//! While discovery is blocked the AF_XDP socket itself is polled where it has the
-//! id. It is not otherwise, since it would be polled by sending, too.
+//! While discovery is blocked the AF_XDP socket itself is polled where it has the id.
+//! Otherwise it is not, since sending would poll it, too.
 //!
-//! There are two helpers a queue. One prefers busy polling: after its poll the
-//! device stays masked and only a timer may wake it, which is what keeps a
-//! receiver alive under overload. The other does not: its poll ends by
-//! unmasking the interrupt, which is what a receiver wants that is about to
-//! sleep. With `napi_defer_hard_irqs` at 1 the switch costs no extra call. Until the
-//! second one has its id the first does both, at the price of that call: a peer that
-//! only sends makes no bare acknowledgment after its first, and a device that nobody
-//! can unmask keeps what comes for the whole time of its timer.
+//! There are two helpers per queue. One prefers busy polling: after its poll the device
+//! stays masked and only a timer may wake it. That keeps a receiver alive under overload.
+//! The other does not: its poll ends by unmasking the interrupt, as a receiver that is
+//! about to sleep needs. With `napi_defer_hard_irqs` at 1 the switch costs no extra call.
+//! Until the second one has its id the first does both, at the price of that call. A peer
+//! that only sends makes no bare acknowledgment after its first. A device that no helper
+//! can unmask keeps frames for the whole time of its timer.
 //!
-//! A private application's frames come by way of a virtual pair. While it is lent the
-//! device ([`Owner::lets_poll`]) it polls the device's NAPI and no other: what the driver
-//! program redirects is received from the pair in the softirq that follows the poll, in
-//! the caller's context, before the call returns.
+//! A private application's frames arrive over a virtual pair. While it may poll the
+//! device ([`Owner::lets_poll`]) it polls the device's NAPI and no other. The softirq
+//! after the poll receives the redirected frames from the pair. It runs in the caller's
+//! context, before the call returns.
 
 use std::hash::{BuildHasher, RandomState};
 use std::io;
@@ -61,47 +60,46 @@ use crate::demux::layout::{Counter, Protocol};
 use crate::forked::Unshared;
 use crate::queue::{Interrupt, KernelDelivered, NapiState, POLL_MAX};
 
-/// A probe that has not come from the driver to its helper by then is lost. It
-/// comes in the driver's own poll, or soon after where another processor is to
-/// handle it (RPS).
+/// A probe that has not reached its helper by then is lost. It arrives in the driver's
+/// own poll, or soon after where another CPU handles it (RPS).
 const PROBE_TIME: Duration = Duration::from_millis(100);
-/// So many lost one after the other are no coincidence.
+/// This many consecutive losses are no coincidence.
 const PROBES_LOST: u32 = 3;
-/// The first and the longest pause before another probe then.
+/// The first and the longest pause before the next probe after that.
 const PAUSES: [Duration; 2] = [Duration::from_secs(1), Duration::from_secs(60)];
-/// And owned frames that must have come since.
+/// Owned frames that must also have arrived since.
 const FRAMES_BETWEEN_PROBES: u64 = 1_000;
-/// How soon an owner is asked again that did not answer.
+/// Time after which an owner that did not answer is asked again.
 const ASK_AGAIN: Duration = Duration::from_millis(100);
-/// Polls that found nothing while the device received, in a row, after which
-/// their NAPI id is doubted.
+/// Consecutive polls that found nothing while the device received, after which their NAPI
+/// id is doubted.
 const DOUBT: u32 = 32;
 
-/// What is known of the kernel's input path.
+/// The known state of the kernel's input path.
 #[derive(Debug, Default)]
 enum Input {
-    /// The next owned frame is the pattern of a test.
+    /// The next owned frame serves as the pattern of a test.
     #[default]
     Unknown,
-    /// A test datagram is on its way since then.
+    /// A test datagram has been in flight since then.
     Tested(Instant),
-    /// It lets probes in.
+    /// The input path admits probes.
     Open,
 }
 
-/// The probe that is under way.
+/// The probe in flight.
 #[derive(Debug, Default)]
 struct Probe {
     input: Input,
-    /// When it was first looked for after the driver had sent it.
+    /// Time at which it was first looked for after the driver had sent it.
     sent: Option<Instant>,
-    /// Lost one after the other.
+    /// Consecutive losses.
     lost: u32,
-    /// Nothing before this, nor before so many owned frames.
+    /// No probe before this time, nor before this many owned frames.
     pause: Option<(Instant, u64)>,
 }
 
-/// Not to be guessed, and not zero, which is no port.
+/// Random, so that it cannot be guessed, and never zero, which is not a port.
 fn any_port(other: u16) -> u16 {
     (RandomState::new().hash_one(other) as u16).max(1)
 }
@@ -119,12 +117,12 @@ pub(crate) struct Napi {
     half: u32,
     /// The driver's count of frames after the last poll.
     frames: u64,
-    /// Polls in a row that found nothing although the count had moved.
+    /// Consecutive polls that found nothing although the count had moved.
     idle: u32,
     doubt: bool,
-    /// Somebody else polls the device.
+    /// Another process polls the device.
     by_others: bool,
-    /// When the owner is asked for sockets again, which it did not make.
+    /// Time at which to ask the owner again for sockets that it did not make.
     ask_at: Option<Instant>,
 }
 
@@ -132,7 +130,7 @@ impl Napi {
     /// Polls for what `socket` receives, by [`helpers`].
     ///
     /// # Errors
-    /// What attaching a filter to them reports.
+    /// Those of attaching a filter to them.
     pub(crate) fn new(
         owner: Arc<dyn Owner>,
         counters: DriverCounters,
@@ -163,15 +161,15 @@ impl Napi {
         })
     }
 
-    /// Forgets the ids and begins discovery anew, with other sockets.
+    /// Forgets the ids and restarts discovery with other sockets.
     ///
     /// # Errors
-    /// What making sockets reports; the old ones are then kept.
+    /// Those of making sockets; the old ones are then kept.
     pub(crate) fn rediscover(&mut self) -> io::Result<()> {
         let [masked, armed] = self.owner.helpers()?;
         (self.masked, self.armed) = (Helper::new(masked, true)?, Helper::new(armed, false)?);
         let half = std::mem::replace(&mut self.half, HALF_MAX);
-        // As it was, where it may be set.
+        // Keep the budget, where it may be set.
         let _ = self.set_budget(half * 2);
         self.own.end();
         self.own.outdated = napi_id(self.own.socket.as_fd()) != 0;
@@ -180,7 +178,7 @@ impl Napi {
         Ok(())
     }
 
-    /// Polls from now on, or no more, as the owner lets.
+    /// Starts or stops polling, as the owner permits.
     #[inline]
     pub(crate) fn follow_owner(&mut self) {
         if self.owner.lets_poll() == self.by_others {
@@ -201,7 +199,7 @@ impl Napi {
         if self.ask_at.is_some_and(|at| now < at) {
             return;
         }
-        // Those from before may have lost their preference.
+        // The old ones may have lost their preference.
         match self.rediscover() {
             Ok(()) => (self.by_others, self.ask_at) = (false, None),
             Err(_) => self.ask_at = Some(now + ASK_AGAIN),
@@ -231,13 +229,13 @@ impl Napi {
             .filter(|_| !self.by_others)
     }
 
-    /// Whether [`Napi::test_input`] is to see an owned frame.
+    /// Whether [`Napi::test_input`] wants to see an owned frame.
     #[inline]
     pub(crate) fn wants_frame(&self) -> bool {
         matches!(self.probe.input, Input::Unknown) && self.probe.pause.is_none() && !self.by_others
     }
 
-    /// Tests whether the kernel lets in what is like `frame`.
+    /// Tests whether the kernel admits frames like `frame`.
     pub(crate) fn test_input(&mut self, frame: &[u8]) {
         let Some(helper) = self.seeking() else {
             self.probe.input = Input::Open;
@@ -252,16 +250,16 @@ impl Napi {
             .and_then(|()| self.owner.receive_in_kernel(&datagram));
         match sent {
             Ok(()) => self.probe.input = Input::Tested(Instant::now()),
-            // Probes are sent untested then.
+            // Probes are then sent untested.
             Err(_) => self.open(),
         }
     }
 
-    /// Nothing speaks against probes.
+    /// Marks the input path as open to probes.
     fn open(&mut self) {
         self.probe.input = Input::Open;
-        // A socket that cannot be filtered now can be later, and an owner be asked that
-        // another thread asks something now.
+        // A socket that cannot be filtered now may be later. An owner busy with another
+        // thread's request may answer later.
         if self.ask().is_err() {
             self.probe.input = Input::Unknown;
             self.probe.pause = Some((Instant::now() + ASK_AGAIN, 0));
@@ -281,7 +279,7 @@ impl Napi {
         self.owner.probe_napi(self.queue, port, source)
     }
 
-    /// One poll. The kernel makes two of it, the second when it leaves busy
+    /// Polls once. The kernel makes two polls of it, the second when it leaves busy
     /// polling.
     pub(crate) fn poll(&mut self, interrupt: Interrupt) -> io::Result<()> {
         let masked = interrupt == Interrupt::Masked;
@@ -295,7 +293,7 @@ impl Napi {
             self.own.prefer(masked)?;
             self.own.socket.as_fd()
         } else {
-            // Frames come by interrupt until an id is known.
+            // Frames arrive by interrupt until an id is known.
             return Ok(());
         };
         let frames = || self.counters.counter(Counter::Frames);
@@ -314,7 +312,7 @@ impl Napi {
         Ok(())
     }
 
-    /// Frames one poll may take from the device.
+    /// Sets how many frames one poll may take from the device.
     pub(crate) fn set_budget(&mut self, frames: u32) -> io::Result<()> {
         if !(1..=POLL_MAX).contains(&frames) {
             return Err(io::ErrorKind::InvalidInput.into());
@@ -331,7 +329,7 @@ impl Napi {
         Ok(())
     }
 
-    /// The descriptor that becomes readable when a probe arrives.
+    /// The descriptors that become readable when a probe arrives.
     pub(crate) fn descriptors(&self) -> impl Iterator<Item = RawFd> {
         [&self.masked, &self.armed]
             .into_iter()
@@ -340,7 +338,7 @@ impl Napi {
             .into_iter()
     }
 
-    /// Reads the probe, if it has come, and asks for the next.
+    /// Reads the probe if it has arrived, and requests the next.
     pub(crate) fn take_probe(&mut self, payload: &mut Vec<u8>) -> Option<KernelDelivered> {
         self.seeking()?;
         if let Some((pause, frames)) = self.probe.pause {
@@ -357,7 +355,7 @@ impl Napi {
                 if receive(fd, &mut []).is_ok() {
                     self.open();
                 } else if sent.elapsed() >= PROBE_TIME {
-                    // A probe would not come either.
+                    // A probe would not arrive either.
                     self.pause(0);
                 }
                 return None;
@@ -401,7 +399,7 @@ impl Napi {
             neighbour: was.neighbour,
         };
         if let Some(sequence) = was.sequence {
-            // The eight bytes that were UDP's header.
+            // The eight bytes that the UDP header occupied.
             let mut header = [0; 8];
             header[..2].copy_from_slice(&was.source.to_be_bytes());
             header[2..4].copy_from_slice(&was.port.to_be_bytes());
@@ -411,7 +409,7 @@ impl Napi {
         Some(delivered)
     }
 
-    /// The driver has sent the probe, and it is not here.
+    /// Counts a probe that the driver has sent but that is not here.
     fn miss_probe(&mut self, now: Instant) {
         let sent = *self.probe.sent.get_or_insert(now);
         if now.duration_since(sent) < PROBE_TIME {
@@ -420,8 +418,8 @@ impl Napi {
         self.pause(FRAMES_BETWEEN_PROBES);
     }
 
-    /// After a loss: the next time, and the next test, after some time; after
-    /// several losses not before `frames` more owned frames.
+    /// Delays the next probe and the next test after a loss. After several losses, also
+    /// waits for `frames` more owned frames.
     fn pause(&mut self, frames: u64) {
         self.probe.lost = self.probe.lost.saturating_add(1);
         let (pause, frames) = match self.probe.lost.checked_sub(PROBES_LOST) {
@@ -429,7 +427,7 @@ impl Napi {
             Some(times) => (PAUSES[1].min(PAUSES[0] * (1 << times.min(6))), frames),
         };
         if let Some(helper) = self.seeking() {
-            // What comes late would wake a sleeper again and again.
+            // A late probe would wake a sleeper again and again.
             let _ = helper.drain();
         }
         self.probe.input = Input::Unknown;
@@ -455,8 +453,7 @@ mod tests {
     use crate::demux::{NapiProbe, Tables};
     use crate::queue::InterruptModeration;
 
-    /// An owner that another thread is asking something the first time it is asked for a
-    /// probe.
+    /// An owner that is busy with another thread's request when first asked for a probe.
     #[derive(Default)]
     struct Busy(AtomicU32);
 

@@ -1,14 +1,14 @@
-//! The datagram that tests whether the kernel lets in what a NAPI probe would be.
+//! The datagram that tests whether the kernel admits a NAPI probe.
 
 use tidewall_wire::ethernet::{self, EtherType};
 use tidewall_wire::udp::{Addresses, Checksum};
 use tidewall_wire::{ipv4, ipv6, udp};
 
-/// What a test datagram carries.
+/// Content of a test datagram.
 const CONTENT: [u8; 8] = *b"tidewall";
 
-/// A UDP datagram from the sender of `frame` to its receiver, from port `source`
-/// to port `port`. `None` for a frame that holds no IP datagram.
+/// Builds a UDP datagram from the sender of `frame` to its receiver, from port `source`
+/// to port `port`. `None` if the frame holds no IP datagram.
 pub(super) fn datagram(frame: &[u8], source: u16, port: u16) -> Option<Vec<u8>> {
     let frame = ethernet::Frame::new(frame).ok()?;
     let length = udp::HEADER_LEN + CONTENT.len();

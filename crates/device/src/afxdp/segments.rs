@@ -1,14 +1,16 @@
-//! Long TCP segments beside AF_XDP: a packet socket with a virtio-net header before each frame
-//! (packet(7), PACKET_VNET_HDR), by which the device cuts them, or the kernel.
+//! Long TCP segments beside AF_XDP: a packet socket with a virtio-net header before each
+//! frame (packet(7), PACKET_VNET_HDR). The device or the kernel splits them by that
+//! header.
 //!
-//! One segment of 64 KiB costs a fifth of what its 45 packets cost by AF_XDP, and half of it
-//! where the kernel has to cut (docs/decisions.md). The socket receives nothing. Its frames go
-//! through the queueing discipline: bypassed, a device that does not cut would lose each of
-//! them. So tc and nftables see these frames, and not those that go by AF_XDP.
+//! One segment of 64 KiB costs a fifth of its 45 packets sent by AF_XDP, and half of it
+//! where the kernel has to split (docs/decisions.md). The socket receives nothing. Its
+//! frames go through the queueing discipline: if they bypassed it, a device that does not
+//! split would lose each of them. So tc and nftables see these frames, and not those sent
+//! by AF_XDP.
 //!
 //! In copy mode both paths are synchronous, and frames keep their order as long as the
-//! transmit ring is empty before. Where a real discipline or a zero-copy driver queues, they do
-//! not. Segments that follow a long one therefore take this path, too.
+//! transmit ring is empty before. A real discipline or a zero-copy driver queues, and
+//! order is lost. Segments that follow a long one therefore take this path, too.
 
 use std::fmt;
 use std::io::{self, IoSlice};
@@ -26,7 +28,7 @@ use crate::interface::cuts_segments;
 use crate::queue::LongSegment;
 use crate::virtio_header;
 
-/// Longest payload: with its headers at their longest it fits IP's length field.
+/// Longest payload: with headers at their longest it still fits IP's length field.
 pub(super) const PAYLOAD_MAX: u32 = 65_535 - 60 - 60;
 /// Bytes in flight until a card has sent them: a millisecond at 40 Gbit/s.
 const SEND_BUFFER: i32 = 4 << 20;
@@ -35,16 +37,17 @@ const PACKET_VNET_HDR: i32 = 15;
 /// From asm-generic/socket.h, Linux 5.14.
 const SO_NETNS_COOKIE: i32 = 71;
 
-/// The party that cuts long TCP segments into packets, and the reason.
+/// The party that splits long TCP segments into packets, and the reason.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Segmentation {
     /// The device, or the receiver, which takes segments whole.
     ByDevice,
-    /// The kernel: the device does not.
+    /// The kernel: the device does not split.
     ByKernel,
     /// The stack: the kernel refuses a packet socket, with this errno.
     Refused(i32),
-    /// The stack: a filter of system calls refuses a packet socket ([`leave_packet_sockets`]).
+    /// The stack: a system-call filter refuses a packet socket
+    /// ([`leave_packet_sockets`]).
     Filtered,
     /// The stack: the application is not trusted with a packet socket.
     Untrusted,
@@ -86,8 +89,8 @@ impl fmt::Display for Segmentation {
 
 static LEFT: AtomicBool = AtomicBool::new(false);
 
-/// Whether this process opens no packet socket from here on, as a filter of system calls may
-/// end it for that. Returns the setting before.
+/// Sets whether this process opens no packet socket from here on; a system-call filter
+/// may kill it for opening one. Returns the setting before.
 pub fn leave_packet_sockets(left: bool) -> bool {
     LEFT.swap(left, Ordering::SeqCst)
 }
@@ -98,8 +101,8 @@ pub(super) struct Segments {
 }
 
 impl Segments {
-    /// Opens one on the interface of the queue that `beside` is bound to, and says who will
-    /// cut.
+    /// Opens a packet socket on the interface of the queue that `beside` is bound to.
+    /// Reports which party splits.
     pub(super) fn open(
         interface: &str,
         index: u32,
@@ -131,7 +134,7 @@ impl Segments {
         self.send_parts([&header, segment.headers, first, second])
     }
 
-    /// Sends an Ethernet frame of two parts, as it is.
+    /// Sends an Ethernet frame given in two parts, unchanged.
     ///
     /// # Errors
     /// As [`crate::queue::Transmit::send_frame`].
@@ -155,7 +158,8 @@ fn socket(index: u32, beside: BorrowedFd<'_>) -> io::Result<Unshared<OwnedFd>> {
     // Protocol 0 receives nothing.
     let fd = socket_with(AddressFamily::PACKET, SocketType::RAW, flags, None)?;
     if namespace(&fd)? != namespace(beside)? {
-        // The interface is the manager's. One of this name is here, too.
+        // The interface is in the manager's namespace. One of the same name exists here,
+        // too.
         return Err(io::Error::from_raw_os_error(libc::EXDEV));
     }
     set_option(&fd, libc::SOL_PACKET, PACKET_VNET_HDR, 1)?;

@@ -1,20 +1,20 @@
-//! Packets in several frames on their way out.
+//! Packets of several frames being transmitted.
 
-/// Packets in several frames that the device has not sent: the kernel completes each frame by
-/// itself.
+/// Packets of several frames that the device has not sent yet: the kernel completes each
+/// frame separately.
 #[derive(Default)]
 pub(super) struct SentPieces {
-    /// By the number of a frame: 1 + that of its packet's first; 0: it is a packet of its own.
-    /// Empty until there is a packet in several.
+    /// By frame index: 1 + the index of its packet's first frame; 0 if the frame is a
+    /// packet by itself. Empty until the first packet of several frames.
     first: Vec<u32>,
-    /// By the number of a packet's first: its frames that have not come back.
+    /// By the index of a packet's first frame: its frames that have not come back.
     left: Vec<u32>,
-    /// How many packets there are.
+    /// Number of packets.
     packets: u32,
 }
 
 impl SentPieces {
-    /// A packet leaves in these frames of a memory that has so many.
+    /// Records a packet that leaves in these frames of a memory of `frames` frames.
     #[cold]
     pub(super) fn add(&mut self, frames: u32, first: u32, pieces: impl Iterator<Item = u32>) {
         self.first.resize(frames as usize, 0);
@@ -32,7 +32,7 @@ impl SentPieces {
         }
     }
 
-    /// The packet of which a frame has come back, once all have.
+    /// Returns the packet of a frame that has come back, once all its frames have.
     #[inline]
     pub(super) fn whole(&mut self, index: u32) -> Option<u32> {
         match self.packets {
@@ -74,7 +74,7 @@ mod tests {
         assert_eq!(sent.whole(3), None);
         assert_eq!(sent.whole(1), Some(3));
         assert_eq!(sent.whole(8), Some(4));
-        // Both can leave again, each alone.
+        // Both can be sent again, each by itself.
         assert_eq!([3, 9].map(|index| sent.whole(index)), [Some(3), Some(9)]);
     }
 }

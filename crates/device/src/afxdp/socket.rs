@@ -28,13 +28,13 @@ use crate::raw::ring::Ring;
 
 /// Entries of the transmit and completion rings.
 pub const TRANSMIT_RING: u32 = 2048;
-/// Entries of the ring of frames that may wait: as many of a hundred connections as may
-/// come between two rounds. When it is full they do not wait.
+/// Entries of the ring for frames that may wait: as many as a hundred connections may
+/// receive between two rounds. When it is full, frames do not wait.
 pub(super) const WAITING_RING: u32 = 512;
 /// `struct xsk_tx_metadata` as of Linux 6.8: flags and the checksum request.
 pub(super) const TX_METADATA_LENGTH: u32 = 16;
 const XDP_TX_METADATA: u32 = 1 << 1;
-/// In a descriptor's options: the next one goes on with its packet (Linux 6.6).
+/// In a descriptor's options: the next descriptor continues the packet (Linux 6.6).
 const XDP_PKT_CONTD: u32 = 1 << 0;
 const XDP_TXMD_FLAGS_TIMESTAMP: u64 = 1 << 0;
 const XDP_TXMD_FLAGS_CHECKSUM: u64 = 1 << 1;
@@ -44,25 +44,25 @@ const XDP_TXMD_FLAGS_CHECKSUM: u64 = 1 << 1;
 pub struct Settings<'a> {
     /// Interface name, in the caller's network namespace.
     pub interface: &'a str,
-    /// Frames of memory, where it is the queue's own; a power of two.
+    /// Frames of memory, if the queue has its own; a power of two.
     pub frames: u32,
     /// Frames that fit into the receive ring; a power of two.
     pub receive_ring: u32,
-    /// Frames are to be copied, as they must where the driver program runs generically.
-    /// Otherwise the kernel takes the driver's zero-copy path where there is one.
+    /// Copy frames, as required where the driver program runs in generic mode. Otherwise
+    /// the kernel uses the driver's zero-copy path if there is one.
     pub copy: bool,
-    /// To wait for a queue that another socket has, whose owner may be just gone.
+    /// Wait for a queue that another socket holds, whose owner may have just exited.
     pub wait: bool,
-    /// Who uses the queue is trusted: frames may have transmit metadata, by which their
-    /// sender can have the kernel or the device write into them what it says, and there
-    /// are sockets by which the device can be polled.
+    /// The queue's user is trusted. Frames may then have transmit metadata, by which
+    /// their sender can make the kernel or the device write into them. There are also
+    /// sockets through which the device can be polled.
     pub trusted: bool,
 }
 
 /// A bound socket and everything mapped for it.
 pub struct Opened {
     fd: Arc<Unshared<OwnedFd>>,
-    /// What gets the frames that may wait; none where the kernel refuses it.
+    /// The socket for frames that may wait; `None` where the kernel refuses it.
     waiting: Option<Arc<Unshared<OwnedFd>>>,
     zero_copy: bool,
     checksums: Checksums,
@@ -86,12 +86,12 @@ impl Opened {
         self.zero_copy
     }
 
-    /// Who computes the checksums of what is sent.
+    /// Returns who computes the checksums of sent frames.
     pub fn checksums(&self) -> Checksums {
         self.checksums
     }
 
-    /// Returns the party that cuts long TCP segments.
+    /// Returns the party that splits long TCP segments.
     pub fn segmentation(&self) -> Segmentation {
         self.segmentation
     }
@@ -102,7 +102,7 @@ impl Opened {
     }
 }
 
-/// `recv` that never blocks and throws the bytes away: drives a busy-polling
+/// Calls `recv` without blocking and discards the bytes. That drives a busy-polling
 /// socket's NAPI, or wakes a driver. Nothing to read is success.
 pub(super) fn poke_receive(fd: BorrowedFd<'_>) -> io::Result<()> {
     match recv(fd, &mut [0u8; 0], RecvFlags::DONTWAIT | RecvFlags::TRUNC) {
@@ -112,7 +112,7 @@ pub(super) fn poke_receive(fd: BorrowedFd<'_>) -> io::Result<()> {
 }
 
 /// Opens a queue for receiving and transmitting, on a part of `umem` or on memory of its
-/// own. `counters` are the driver program's of this queue.
+/// own. `counters` are those that the driver program keeps for this queue.
 ///
 /// # Errors
 /// As [`make`] and [`adopt`].
@@ -127,9 +127,10 @@ pub fn open(
     adopt(made, settings.interface, counters, owner, true)
 }
 
-/// Takes over what [`make`] has made, in the process that is to receive and send with it,
-/// which needs no privilege. `counters` are the driver program's of this queue. `is_trusted`:
-/// its frames may leave by a packet socket of the interface, where the process may have one.
+/// Takes over what [`make`] made, in the process that is to receive and send with it.
+/// Needs no privilege. `counters` are those that the driver program keeps for this queue.
+/// `is_trusted`: its frames may leave by a packet socket of the interface, where the
+/// process may have one.
 ///
 /// # Errors
 /// ENODEV; what the kernel reports.
@@ -200,12 +201,12 @@ pub fn adopt(
     })
 }
 
-/// Opens a queue for transmitting only: no program, nothing received, no
-/// privilege beyond CAP_NET_RAW. For load generators.
+/// Opens a queue for transmitting only, for load generators. It has no program, receives
+/// nothing and needs no privilege beyond CAP_NET_RAW.
 ///
 /// # Errors
-/// ENODEV; as kinds of error EPERM, EBUSY when another socket holds the queue,
-/// and what the kernel reports otherwise.
+/// ENODEV; as error kinds EPERM, and EBUSY when another socket holds the queue; what the
+/// kernel reports otherwise.
 pub fn open_transmitter(
     interface: &str,
     queue: u32,
@@ -241,16 +242,16 @@ struct ReceiveHalf {
     waiting: Option<WaitingHalf>,
     pieces: Pieces,
     joins: bool,
-    /// Packets whose last piece has not come, one per ring.
+    /// Packets whose last piece has not arrived, one per ring.
     begun: [Option<Begun>; 2],
     napi: Napi,
     owner: Arc<dyn Owner>,
 }
 
-/// A packet in several pieces, as far as it has come.
+/// A packet in several pieces, as far as it has arrived.
 struct Begun {
     first: Received,
-    /// The latest, on which the next hangs.
+    /// The latest piece, to which the next is linked.
     last: Frame,
     count: u32,
 }
@@ -263,7 +264,7 @@ enum Source {
 }
 
 impl ReceiveHalf {
-    /// Number of a descriptor's frame, and offset in it.
+    /// Returns the index of a descriptor's frame, and the offset in it.
     #[inline]
     fn place(&self, descriptor: libc::xdp_desc) -> (u32, u16) {
         let index = (descriptor.addr >> self.frame_shift) as u32;
@@ -271,7 +272,7 @@ impl ReceiveHalf {
         (index, (descriptor.addr - start) as u16)
     }
 
-    /// Takes a descriptor's frame; `in_frame`: bytes of metadata that it begins with.
+    /// Takes a descriptor's frame; `in_frame`: bytes of metadata at its start.
     #[inline]
     fn take(&self, descriptor: libc::xdp_desc, in_frame: u16) -> Received {
         let (index, offset) = self.place(descriptor);
@@ -282,7 +283,8 @@ impl ReceiveHalf {
         Received { metadata, frame }
     }
 
-    /// Takes a descriptor that may be a piece of a packet; the packet once it is whole.
+    /// Takes a descriptor that may be a piece of a packet. Returns the packet once it is
+    /// whole.
     #[cold]
     fn join(
         &mut self,
@@ -348,8 +350,8 @@ impl ReceiveHalf {
         frames
     }
 
-    /// Takes up to `limit` descriptors from the receive ring. Returns their number, and the
-    /// number of their packets.
+    /// Takes up to `limit` descriptors from the receive ring. Returns how many, and how
+    /// many packets they make.
     fn receive_some(&mut self, batch: &mut Vec<Received>, limit: u32) -> (u32, u32) {
         let count = self.receive.available(limit).min(limit);
         if count == 0 {
@@ -408,7 +410,7 @@ impl Receive for ReceiveHalf {
         loop {
             let (count, frames) = self.receive_some(batch, limit - received);
             received += frames;
-            // Frames of several pieces are fewer than descriptors.
+            // With packets in pieces, there are fewer frames than descriptors.
             if count == frames {
                 return received as usize;
             }
@@ -440,7 +442,7 @@ impl Receive for ReceiveHalf {
     }
 
     fn fill(&mut self, frames: &mut Vec<Frame>) {
-        // There is room for all pieces: the ring has as many places as there are frames.
+        // There is room for all pieces: the ring has as many entries as there are frames.
         let wanted = frames.len() as u32 + self.pieces.hanging;
         let count = self.fill.room(wanted).min(frames.len() as u32);
         for frame in frames.drain(frames.len() - count as usize..) {
@@ -510,11 +512,11 @@ pub(super) struct TransmitHalf {
     pub(super) pieces: SentPieces,
 }
 
-/// `struct xsk_tx_metadata`: a request, which the kernel overwrites with the
-/// time of transmission where that was asked for.
+/// `struct xsk_tx_metadata`: a request. The kernel overwrites it with the time of
+/// transmission if that was requested.
 type Request = [u8; TX_METADATA_LENGTH as usize];
 
-/// Where in a [`Request`] that time is written, after the flags.
+/// Offset in a [`Request`] at which that time is written, after the flags.
 const TIME_AT: usize = 8;
 
 fn request(flags: u64, checksum_start: u16, checksum_offset: u16) -> Request {
@@ -550,7 +552,7 @@ impl TransmitHalf {
         Ok(())
     }
 
-    /// Queues a packet in several frames, for which there is room.
+    /// Queues a packet of several frames, for which there is room.
     #[cold]
     fn push_pieces(&mut self, frame: &Frame, options: u32) {
         let numbers = self.memory.hanging(frame).map(|piece| piece.index());
@@ -573,7 +575,7 @@ impl TransmitHalf {
         }
     }
 
-    /// Queues a frame of these bytes, and asks for the time of its transmission.
+    /// Queues a frame of these bytes and requests the time of its transmission.
     pub(super) fn transmit_timed(&mut self, mut frame: Frame, content: &[u8]) -> Result<(), Frame> {
         frame.set_extent(self.headroom(), content.len() as u16);
         self.memory.packet_mut(&mut frame).copy_from_slice(content);
@@ -613,10 +615,10 @@ impl Transmit for TransmitHalf {
         while flushed.left > enough && !flushed.full {
             // With no bytes: the socket transmits its ring.
             match send(self.fd.as_fd(), &[], SendFlags::DONTWAIT) {
-                // Copy mode sends a bounded number of frames a call, and says
-                // EAGAIN while some are left.
+                // Copy mode sends a bounded number of frames per call, and returns EAGAIN
+                // while some are left.
                 Ok(_) | Err(Errno::AGAIN | Errno::INTR) => {}
-                // The last frame that it took.
+                // This was the last frame that it accepted.
                 Err(Errno::BUSY) => {
                     flushed.dropped += 1;
                     flushed.full = true;
@@ -667,7 +669,7 @@ impl Transmit for TransmitHalf {
 impl TransmitHalf {
     /// Sends by the packet socket.
     fn send_beside(&mut self, send: impl FnOnce(&Segments) -> io::Result<()>) -> io::Result<()> {
-        // Frames that were queued before leave before.
+        // Frames queued earlier leave earlier.
         while self.transmit.pending() > 0 {
             if self.flush()?.full {
                 return Err(io::ErrorKind::WouldBlock.into());
@@ -676,7 +678,7 @@ impl TransmitHalf {
         let unsupported = || io::Error::from_raw_os_error(libc::EOPNOTSUPP);
         let segments = self.segments.as_ref().ok_or_else(unsupported)?;
         let sent = send(segments);
-        // Too long is one packet alone, after the MTU became smaller.
+        // After the MTU became smaller, only a single packet is too long.
         let is_too_long = |error: &io::Error| error.raw_os_error() == Some(libc::EMSGSIZE);
         if sent
             .as_ref()

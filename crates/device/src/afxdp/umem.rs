@@ -1,11 +1,11 @@
-//! Frame memory under the queues of several interfaces (XDP_SHARED_UMEM), so that what
-//! one has received another can send where it lies.
+//! Frame memory under the queues of several interfaces (XDP_SHARED_UMEM). A frame
+//! received on one can be sent by another from where it lies.
 //!
 //! Read first: Documentation/networking/af_xdp.rst, "XDP_SHARED_UMEM bind flag": each
-//! queue of each device has fill and completion rings of its own. Frames are copied
-//! into the memory by the kernel: in zero-copy mode a driver dictates how long frames
-//! are, and all that share would have to be able to. A packet that is longer than a frame
-//! lies in several, and leaves in these.
+//! queue of each device has its own fill and completion rings. The kernel copies frames
+//! into the memory: in zero-copy mode a driver dictates the frame length, and all sharing
+//! drivers would have to agree. A packet longer than a frame lies in several, and leaves
+//! in these.
 
 use std::io;
 use std::os::fd::OwnedFd;
@@ -19,18 +19,19 @@ use crate::interface::queue_count;
 /// See the module's documentation.
 pub struct SharedUmem {
     parts: std::vec::IntoIter<Part>,
-    /// The socket that registered the memory, the first that was bound, and whether with
+    /// The socket that registered the memory, which was bound first, and whether it has
     /// room for transmit metadata.
     pub(super) first: Option<(Arc<Unshared<OwnedFd>>, bool)>,
 }
 
 impl SharedUmem {
-    /// Memory of `frames` frames, a power of two, for each queue of these interfaces,
-    /// long enough for the largest of their MTUs.
+    /// Allocates `frames` frames, a power of two, for each queue of these interfaces.
+    /// They are long enough for the largest MTU.
     ///
     /// # Errors
-    /// As [`FrameMemory::new`]; Unsupported, with words, for an MTU over that of the largest
-    /// frame where the kernel knows no packets in several (before Linux 6.6).
+    /// As [`FrameMemory::new`]. Unsupported, with an explanation, for an MTU over that of
+    /// the largest frame where the kernel does not support packets in several frames
+    /// (before Linux 6.6).
     pub fn new(interfaces: &[&str], frames: u32) -> io::Result<Self> {
         let most = receivable(LARGE_FRAME);
         let longer = |it: &&&str| !can_join() && mtu(it).is_some_and(|mtu| mtu > most);
@@ -51,7 +52,7 @@ impl SharedUmem {
         })
     }
 
-    /// The part of the next queue; `None` when each has had its.
+    /// The part for the next queue; `None` when each queue has its part.
     pub(super) fn take_part(&mut self) -> Option<Part> {
         self.parts.next()
     }

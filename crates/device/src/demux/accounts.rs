@@ -1,4 +1,4 @@
-//! Each application's account of the polls of a queue: had, and allowed.
+//! The polled and the permitted frames of each application on a queue.
 
 use std::sync::atomic::Ordering::{Relaxed, Release};
 use std::time::Duration;
@@ -9,20 +9,20 @@ use super::trusted::TrustedTables;
 /// Frames of an application on one queue, since its number was first used.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Polled {
-    /// All, the dropped ones included.
+    /// All frames, including dropped ones.
     pub frames: u64,
-    /// Frames of these that went to its sockets.
+    /// Frames of these that passed to its sockets.
     pub passed: u64,
 }
 
-/// At what rate an application's frames pass on one queue, and until when that holds.
+/// The rate at which an application's frames pass on one queue, and when that expires.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Bound {
-    /// Frames a second.
+    /// Frames per second.
     pub rate: f64,
-    /// Frames of a burst may be as early.
+    /// How early frames of a burst may be.
     pub tolerance: Duration,
-    /// When it ends by itself (CLOCK_MONOTONIC).
+    /// Time at which the bound expires (CLOCK_MONOTONIC).
     pub until: Duration,
 }
 
@@ -36,13 +36,13 @@ impl TrustedTables {
         accounts.get(queue as usize)
     }
 
-    /// Has the driver program count frames by application, and keep to bounds.
+    /// Makes the driver program count frames by application, and enforce bounds.
     pub fn set_charging(&self, charges: bool) {
         let place = &self.map().control.charges;
         place.store(charges.into(), Release);
     }
 
-    /// An application's frames on a queue; none of one out of range.
+    /// An application's frames on a queue; zero if either is out of range.
     pub fn polled(&self, application: u16, queue: u32) -> Polled {
         self.account(application, queue)
             .map_or(Polled::default(), |account| Polled {
@@ -51,7 +51,8 @@ impl TrustedTables {
             })
     }
 
-    /// Bounds what passes to an application on a queue; `None`: it is not bounded.
+    /// Bounds the frames that pass to an application on a queue; `None` removes the
+    /// bound.
     pub fn set_bound(&self, application: u16, queue: u32, bound: Option<Bound>) {
         let Some(account) = self.account(application, queue) else {
             return;

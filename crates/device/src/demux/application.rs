@@ -18,9 +18,9 @@ use super::raw_tables::Memory;
 use super::tables::{invalid, port_index, specified};
 
 /// Tables of one application: its listeners, flows and channels. They lie in one map of
-/// the driver program, which only this application has a descriptor of, or, for a device
-/// without a driver, on the heap. Nothing of the trusted level
-/// ([`super::TrustedTables`]) can be reached from here:
+/// the driver program, whose descriptor only this application has. For a device without a
+/// driver they lie on the heap. Nothing of the trusted level ([`super::TrustedTables`])
+/// can be reached from here:
 ///
 /// ```compile_fail,E0599
 /// fn own(tables: &tidewall_device::demux::ApplicationTables) {
@@ -29,11 +29,11 @@ use super::tables::{invalid, port_index, specified};
 /// }
 /// ```
 ///
-/// Shared by threads in an `Arc`. Reading and what happens per frame
-/// ([`ApplicationTables::tail_add`]) is wait-free and takes no lock. What happens per
-/// socket takes one mutex. A channel's numbers follow the rule of `bpf/tables.h`: the
-/// driver writes heads, its receiver tails and limits. An index or queue out of range
-/// reads as 0 and writes nothing.
+/// Shared by threads in an `Arc`. Reads and per-frame operations
+/// ([`ApplicationTables::tail_add`]) are wait-free and take no lock. Per-socket
+/// operations take one mutex. A channel's counters follow the rule of `bpf/tables.h`: the
+/// driver writes heads, the receiver writes tails and limits. An index or queue out of
+/// range reads as 0 and writes nothing.
 #[derive(Debug)]
 pub struct ApplicationTables {
     number: u16,
@@ -42,18 +42,18 @@ pub struct ApplicationTables {
     state: Mutex<State>,
 }
 
-/// How many entries stand behind each flag of a port, so that flags can be taken back.
+/// Number of entries behind each flag of a port, so that flags can be cleared again.
 #[derive(Debug, Default)]
 pub(super) struct State {
-    /// Entries in `flows` by port: for one address, connected.
+    /// Entries in `flows` by port: those for one address, and connected ones.
     pub(super) flows: HashMap<usize, [u32; 2]>,
     /// Entries in `flows`.
     pub(super) entries: usize,
 }
 
 impl ApplicationTables {
-    /// Tables in an application's own map, empty so far. `number` names the application
-    /// to the device's owner. `hash_key` is that of its flows, drawn at random.
+    /// Opens the empty tables in an application's own map. `number` names the application
+    /// to the device's owner. `hash_key` is the random key of its flows.
     ///
     /// # Errors
     /// EINVAL when the map is too short; what mapping it reports.
@@ -78,17 +78,17 @@ impl ApplicationTables {
     }
 
     pub(super) fn state(&self) -> MutexGuard<'_, State> {
-        // The state stays true at every point where a panic could strike.
+        // The state is valid at every point where a panic could strike.
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Number of the application: what the trusted level calls it.
+    /// The application's number, by which the trusted level names it.
     pub fn number(&self) -> u16 {
         self.number
     }
 
-    /// The tables as the driver program has them, for what stands in for that.
-    /// Who writes what, `bpf/tables.h` says.
+    /// The tables in the driver program's layout, for code that stands in for it.
+    /// `bpf/tables.h` states which party writes what.
     pub fn map(&self) -> &Application {
         self.memory.get()
     }
@@ -100,13 +100,13 @@ impl ApplicationTables {
             .ok_or_else(|| invalid("port 0"))
     }
 
-    /// Sends what comes to a port, on one local address or on any, to a
-    /// channel. No address means any of both families, an unspecified one any of
-    /// its own. Replaces what was there.
+    /// Delivers frames for a port, on one local address or on any, to a channel. Without
+    /// an address it covers any address of both families; an unspecified address covers
+    /// any of its family. Replaces an earlier entry.
     ///
     /// # Errors
-    /// EINVAL for port 0 or no channel; ENOBUFS when both of
-    /// the flow table's buckets for this address are full.
+    /// EINVAL for port 0 or no channel; ENOBUFS when both of the flow table's buckets for
+    /// this address are full.
     pub fn listen(
         &self,
         protocol: Protocol,
@@ -132,7 +132,7 @@ impl ApplicationTables {
         }
     }
 
-    /// Undoes [`ApplicationTables::listen`]. Nothing happens when nobody listened.
+    /// Undoes [`ApplicationTables::listen`]. Without such a listener it does nothing.
     pub fn unlisten(&self, protocol: Protocol, address: Option<IpAddr>, port: u16) {
         match specified(address) {
             Some(address) => {
@@ -149,15 +149,16 @@ impl ApplicationTables {
         }
     }
 
-    /// Channel that gets later fragments, orphans among them where the device's owner
-    /// gives this application those ([`super::TrustedTables::set_fragment_application`]).
+    /// Sets the channel for later fragments. Orphans are among them where the device's
+    /// owner gives them to this application
+    /// ([`super::TrustedTables::set_fragment_application`]).
     pub fn set_fragment_channel(&self, channel: ChannelId) {
         let place = &self.map().fragment_channel;
         place.store(channel.value(), Release);
     }
 
-    /// Sets the most frames that may be outstanding on a channel's share of a
-    /// queue; 0 closes it.
+    /// Sets how many frames may be outstanding on a channel's share of a queue; 0 closes
+    /// it.
     pub fn set_limit(&self, queue: u32, index: u16, limit: u32) {
         if let Some(channel) = self.channel(queue, index).filter(|_| index != 0) {
             channel.limit.store(limit, Release);
@@ -177,16 +178,15 @@ impl ApplicationTables {
         }
     }
 
-    /// Sets how many of the frames of a queue, the last ones, are for channels that hold
-    /// few.
+    /// Reserves the last `frames` frames of a queue for channels that hold few.
     pub fn set_spare(&self, queue: u32, frames: u32) {
         if let Some(total) = self.total(queue) {
             total.spare.store(frames, Release);
         }
     }
 
-    /// Sets what [`ApplicationTables::total_head`] of a queue may reach; 0: anything, as at
-    /// first.
+    /// Sets the limit of a queue's [`ApplicationTables::total_head`]; 0 means none, the
+    /// initial state.
     pub fn set_given(&self, queue: u32, given: u32) {
         if let Some(total) = self.total(queue)
             && total.given.load(Relaxed) != given
@@ -195,14 +195,14 @@ impl ApplicationTables {
         }
     }
 
-    /// Frames that the driver has admitted to all channels of a queue, ever, modulo 2^32.
+    /// Frames that the driver has ever admitted to all channels of a queue, modulo 2^32.
     pub fn total_head(&self, queue: u32) -> u32 {
         self.total(queue)
             .map_or(0, |total| total.head.load(Acquire))
     }
 
-    /// Frames of this application alone that found no room on a queue, in their channel or
-    /// in all of them, ever.
+    /// Frames of this application alone that were ever dropped on a queue because their
+    /// channel, or all of them, had no room.
     pub fn total_dropped(&self, queue: u32) -> u64 {
         self.total(queue)
             .map_or(0, |total| total.dropped.load(Relaxed))
@@ -212,19 +212,19 @@ impl ApplicationTables {
         self.map().totals.get(queue as usize)
     }
 
-    /// Frames no longer outstanding, ever, modulo 2^32.
+    /// Frames ever returned, thus no longer outstanding, modulo 2^32.
     pub fn tail(&self, queue: u32, index: u16) -> u32 {
         self.channel(queue, index)
             .map_or(0, |channel| channel.tail.load(Acquire))
     }
 
-    /// Frames that the driver has admitted, ever, modulo 2^32.
+    /// Frames that the driver has ever admitted, modulo 2^32.
     pub fn head(&self, queue: u32, index: u16) -> u32 {
         self.driver(queue, index)
             .map_or(0, |driver| driver.head.load(Acquire))
     }
 
-    /// Frames that the driver has dropped at the limit, ever.
+    /// Frames that the driver has ever dropped at the limit.
     pub fn dropped(&self, queue: u32, index: u16) -> u64 {
         self.driver(queue, index)
             .map_or(0, |driver| driver.dropped.load(Relaxed))
@@ -252,7 +252,7 @@ pub(super) fn check(channel: ChannelId) -> io::Result<()> {
     }
 }
 
-/// The any-address channels that an address without bits stands for.
+/// The any-address channels that an unspecified address covers.
 fn families(listener: &Listener, address: Option<IpAddr>) -> &[AtomicU32] {
     let [v4, v6] = &listener.channel;
     match address {

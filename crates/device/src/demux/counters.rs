@@ -1,4 +1,4 @@
-//! What the driver program counts, for those who may not write it.
+//! The driver program's counters, for processes that may not write them.
 
 use std::io;
 use std::os::fd::BorrowedFd;
@@ -9,7 +9,7 @@ use super::kernel::ClassCounts;
 use super::layout::{Class, Counter, QUEUES, Queue};
 use super::raw_tables::Memory;
 
-/// The driver program's counters of one queue, to read only. Clones read the same.
+/// Read-only counters of the driver program for one queue. Clones read the same.
 #[derive(Clone, Debug)]
 pub struct DriverCounters {
     queues: Arc<Memory<[Queue; QUEUES]>>,
@@ -21,8 +21,8 @@ impl DriverCounters {
         DriverCounters { queues, queue }
     }
 
-    /// Those of queue 0 in the driver program's map `queues`, which is frozen: this
-    /// process need not be one that may write it.
+    /// Maps the counters of queue 0 in the driver program's map `queues`. The map is
+    /// frozen: this process need not be allowed to write it.
     ///
     /// # Errors
     /// EINVAL when the map is too short; what mapping it reports.
@@ -30,7 +30,7 @@ impl DriverCounters {
         Ok(Self::new(Arc::new(Memory::frozen(map)?), 0))
     }
 
-    /// Those of another queue of the device.
+    /// The counters of another queue of the device.
     pub fn of_queue(&self, queue: u32) -> Self {
         Self::new(self.queues.clone(), queue)
     }
@@ -39,7 +39,7 @@ impl DriverCounters {
         self.queues.get().get(self.queue as usize)
     }
 
-    /// A counter, since the program was loaded.
+    /// A counter's value since the program was loaded.
     pub fn counter(&self, counter: Counter) -> u64 {
         let place = self
             .queue()
@@ -47,8 +47,8 @@ impl DriverCounters {
         place.map_or(0, |place| place.load(Relaxed))
     }
 
-    /// Frames for sockets that found no room, in their channel or in all of their
-    /// application's.
+    /// Frames dropped because the socket's channel, or all channels of its application,
+    /// had no room.
     pub fn overflowed(&self) -> u64 {
         [Counter::ChannelFull, Counter::ApplicationFull]
             .map(|counter| self.counter(counter))
@@ -56,7 +56,7 @@ impl DriverCounters {
             .fold(0, u64::wrapping_add)
     }
 
-    /// What happened to kernel-bound frames of a class.
+    /// Kernel-bound frames of a class, passed and dropped.
     pub fn class(&self, class: Class) -> ClassCounts {
         let bucket = self
             .queue()
@@ -67,8 +67,8 @@ impl DriverCounters {
         })
     }
 
-    /// True where the driver program writes its metadata as the first bytes of each frame
-    /// of the queue, not before it.
+    /// True where the driver program writes its metadata into the first bytes of each
+    /// frame of the queue, not before the frame.
     pub fn metadata_in_frame(&self) -> bool {
         self.queue()
             .is_some_and(|queue| queue.metadata_in_frame.load(Acquire) != 0)

@@ -1,10 +1,10 @@
-//! The driver program for devices without a driver, and its look-up of a channel
-//! for hosts that demultiplex themselves.
+//! The driver program for devices without a driver, and its channel lookup for hosts that
+//! demultiplex in software.
 
 use super::layout::{Class, Counter, Metadata};
 use super::{ApplicationTables, ChannelId, Tables, raw_native};
 
-/// A frame that the driver sends back in place of the one it got.
+/// A frame that the driver sends back instead of the received one.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub struct Answer {
     pub(super) bytes: [u8; raw_native::ANSWER_MAX],
@@ -24,36 +24,36 @@ impl std::fmt::Debug for Answer {
     }
 }
 
-/// Where a frame goes.
+/// The destination of a frame.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Verdict {
     /// To the kernel; its class had a token.
     Kernel {
-        /// The class that paid.
+        /// The class whose token was used.
         class: Class,
     },
     /// Nowhere.
     Drop {
-        /// What was counted: why it was dropped, or, for a kernel-bound frame
-        /// over the rate of its class, why it was kernel-bound
-        /// ([`Counter::Frames`] when no other counter says so, as for ARP).
+        /// The counter that was incremented: the reason for the drop. For a kernel-bound
+        /// frame over its class's rate, the reason it was kernel-bound
+        /// ([`Counter::Frames`] when no other counter covers it, as for ARP).
         counter: Counter,
     },
     /// To the channel that the metadata names, within its limit.
     Channel(Metadata),
-    /// To the application, which demultiplexes itself.
+    /// To the application, which demultiplexes it itself.
     Raw(Metadata),
     /// To the kernel's helper socket, with the ports rewritten.
     NapiProbe,
-    /// Back to where it came from: a SYN cookie.
+    /// Back to the sender: a SYN cookie.
     Answered(Answer),
 }
 
-/// Decides where a frame goes, as the driver program does at the time `now_ns`
-/// on this queue: counts, fills the channel's account and the buckets, and
-/// rewrites a NAPI probe's port in `frame`. One caller at a time for
-/// each queue. A queue that the tables do not have is the kernel's; a frame whose
-/// offsets the metadata cannot hold, which no device makes, is malformed.
+/// Decides a frame's destination, as the driver program does at the time `now_ns` on this
+/// queue. It counts, updates the channel's account and the buckets, and rewrites a NAPI
+/// probe's port in `frame`. Each queue has one caller at a time. A queue that is not in
+/// the tables belongs to the kernel. A frame whose offsets the metadata cannot hold,
+/// which no device makes, is malformed.
 pub fn drive(tables: &Tables, queue: u32, frame: &mut [u8], now_ns: u64) -> Verdict {
     let Some(counts) = tables.trusted.queue(queue) else {
         let class = Class::Other;
@@ -69,11 +69,10 @@ pub fn drive(tables: &Tables, queue: u32, frame: &mut [u8], now_ns: u64) -> Verd
     raw_native::drive(tables, queue, frame, now_ns)
 }
 
-/// Finds the channel of a frame that came as [`super::layout::Kind::Raw`]: the
-/// same look-up as the driver program's, without its account of the channel.
-/// Returns the channel and the metadata that the driver would have written, but
-/// for a credit of 0. `None` when no channel is for it, or the frame cannot be what
-/// the metadata says.
+/// Finds the channel of a frame that arrived as [`super::layout::Kind::Raw`]. The lookup
+/// is the driver program's, without its account of the channel. Returns the channel and
+/// the metadata that the driver would have written, with a credit of 0. `None` if no
+/// channel matches, or the frame contradicts the metadata.
 pub fn classify_host(
     tables: &ApplicationTables,
     frame: &[u8],

@@ -25,12 +25,13 @@ pub(super) fn address_of(words: [u64; 2]) -> IpAddr {
     Ipv6Addr::from(bytes).to_canonical()
 }
 
-/// A label in the place of an address: the tables hold its 20 bits as IPv4's.
+/// A label in place of an address: the tables hold its 20 bits like those of an IPv4
+/// address.
 pub(super) fn label_address(label: Label) -> IpAddr {
     Ipv4Addr::from_bits(label.value()).into()
 }
 
-/// Two ends of a flow, seen from here: `struct ends` of `bpf/headers.h`.
+/// The two ends of a flow, as this host sees them: `struct ends` of `bpf/headers.h`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(C)]
 pub(super) struct Ends {
@@ -81,7 +82,7 @@ impl Ends {
         }
     }
 
-    /// The local port and whose.
+    /// The local port and its protocol.
     pub(super) fn port(&self) -> (Protocol, u16) {
         let protocol = match self.protocol {
             6 => Protocol::Tcp,
@@ -91,7 +92,7 @@ impl Ends {
     }
 }
 
-/// The byte of a flow's hash that neither of its buckets' numbers has; never 0.
+/// The byte of a flow's hash that is in neither bucket number; never 0.
 pub(super) fn flow_tag(hash: u64) -> u8 {
     ((hash >> 24) as u8).max(1)
 }
@@ -124,8 +125,8 @@ mod tests {
         assert_eq!(flow_hash([0, 0], &ends), std::hash::Hasher::finish(&hasher));
     }
 
-    /// Labels that follow each other have buckets of their own, and a key that nobody knows
-    /// says which share the second.
+    /// Consecutive labels have distinct first buckets. A secret key decides which share
+    /// the second.
     #[test]
     fn labels_are_spread() {
         let hash = |key, label| flow_hash(key, &Ends::circuit(Label::new(label).unwrap()));
@@ -134,7 +135,7 @@ mod tests {
             hashes.collect::<std::collections::BTreeSet<_>>().len()
         };
         for key in [[0x243f_6a88_85a3_08d3, 1], [0x1319_8a2e_0370_7344, 2]] {
-            // Chosen by lot, 4,096 of 32,768 have 3,850 different.
+            // Chosen at random, 4,096 of 32,768 have 3,850 distinct ones.
             assert!(buckets(key) > 3700, "{}", buckets(key));
         }
         assert_ne!(hash([1, 2], 65_636) >> 32, hash([1 << 40, 2], 65_636) >> 32);

@@ -1,5 +1,4 @@
-//! The table of exact flows, and what a flow may have of a channel that many
-//! share.
+//! The table of exact flows, and each flow's share of a channel that many use.
 
 use std::io;
 use std::net::SocketAddr;
@@ -21,12 +20,11 @@ use super::waits::{Waits, tick};
 use super::{ApplicationTables, ChannelId};
 
 impl ApplicationTables {
-    /// Sends what comes from `remote` to `local` to a channel. Replaces what
-    /// was there.
+    /// Delivers frames from `remote` to `local` to a channel. Replaces an earlier entry.
     ///
     /// # Errors
-    /// EINVAL for port 0, no channel or ends of different families; ENOBUFS when
-    /// both of the flow's buckets are full (from about 190,000 flows on).
+    /// EINVAL for port 0, no channel or ends of different families; ENOBUFS when both of
+    /// the flow's buckets are full (from about 190,000 flows on).
     pub fn connect(
         &self,
         protocol: Protocol,
@@ -37,8 +35,8 @@ impl ApplicationTables {
         self.connect_sharing(protocol, local, remote, channel, 0)
     }
 
-    /// As [`ApplicationTables::connect`], with no more than a part of the channel, as
-    /// [`ApplicationTables::set_share`] has it for `share`; 0 is all of it.
+    /// As [`ApplicationTables::connect`], but limits the flow to a part of the channel,
+    /// which [`ApplicationTables::set_share`] sets for `share`. 0 is all of it.
     ///
     /// # Errors
     /// As [`ApplicationTables::connect`]; EINVAL for a share over [`SHARES`].
@@ -67,8 +65,8 @@ impl ApplicationTables {
         )
     }
 
-    /// Says which segments of a TCP flow may wait for the next round; entering it anew
-    /// says none. Nothing happens when there is no such flow.
+    /// Sets which segments of a TCP flow may wait for the next round; entering the flow
+    /// again clears this. Without such a flow it does nothing.
     pub fn set_waits(&self, local: SocketAddr, remote: SocketAddr, waits: Waits) {
         let ends = Ends::connected(Protocol::Tcp, local, remote);
         let hash = flow_hash(self.hash_key, &ends);
@@ -78,7 +76,7 @@ impl ApplicationTables {
         }
     }
 
-    /// Undoes [`ApplicationTables::connect`]. Nothing happens when there was no such flow.
+    /// Undoes [`ApplicationTables::connect`]. Without such a flow it does nothing.
     pub fn disconnect(&self, protocol: Protocol, local: SocketAddr, remote: SocketAddr) {
         self.remove_flow(&Ends::connected(protocol, local, remote), LISTEN_CONNECTED);
     }
@@ -88,9 +86,9 @@ impl ApplicationTables {
         self.state().entries
     }
 
-    /// A connected flow of `channel`, its local end and its remote one, that has
-    /// a place which a flow from `remote` to `local` could have: what may go when
-    /// [`ApplicationTables::connect`] finds no room.
+    /// Finds a connected flow of `channel` in a place that a flow from `remote` to
+    /// `local` could use, and returns its local and remote end. It is a candidate for
+    /// removal when [`ApplicationTables::connect`] finds no room.
     pub fn replaceable(
         &self,
         protocol: Protocol,
@@ -118,10 +116,9 @@ impl ApplicationTables {
         self.map().shares.get(usize::from(place))
     }
 
-    /// Says how many frames of each flow that was entered with `share` a channel
-    /// gets until [`ApplicationTables::renew_shares`]: the rest is dropped
-    /// ([`Counter::OverShare`]). 0 is no bound. Nothing happens for a share that is
-    /// not among 1 to [`SHARES`].
+    /// Limits how many frames of each flow entered with `share` a channel receives until
+    /// [`ApplicationTables::renew_shares`]. The rest is dropped ([`Counter::OverShare`]).
+    /// 0 is no limit. A share outside 1 to [`SHARES`] is ignored.
     ///
     /// [`Counter::OverShare`]: super::layout::Counter::OverShare
     pub fn set_share(&self, share: u8, most: u16) {
@@ -130,16 +127,16 @@ impl ApplicationTables {
         }
     }
 
-    /// The channel of flows with this share was emptied: each has its part of it
-    /// again.
+    /// Restores each flow's full share, after the channel of flows with this share was
+    /// emptied.
     pub fn renew_shares(&self, share: u8) {
         if let Some(share) = self.share(share) {
             share.epoch.fetch_add(1, Release);
         }
     }
 
-    /// The places that a flow may have: those of two buckets, one by either
-    /// half of its hash, each with its tag.
+    /// The places that a flow may use: those of two buckets, one for each half of its
+    /// hash, each with its tag.
     fn flow_places(&self, hash: u64) -> [(&[AtomicU8], &[FlowEntry]); 2] {
         let application = self.map();
         [hash, hash >> 32].map(|half| {
@@ -172,8 +169,8 @@ impl ApplicationTables {
         tags.iter().zip(flows).find(|(tag, _)| is_free(tag))
     }
 
-    /// Sends a circuit's frames, those with this label, to a channel. Replaces what was
-    /// there.
+    /// Delivers a circuit's frames, those with this label, to a channel. Replaces an
+    /// earlier entry.
     ///
     /// # Errors
     /// EINVAL for no channel; ENOBUFS as [`ApplicationTables::connect`].
@@ -182,13 +179,13 @@ impl ApplicationTables {
         self.insert_flow(&Ends::circuit(label), (channel, 0), 0)
     }
 
-    /// Undoes [`ApplicationTables::open_circuit`]. Nothing happens when it was not open.
+    /// Undoes [`ApplicationTables::open_circuit`]. A circuit that is not open is ignored.
     pub fn close_circuit(&self, label: Label) {
         self.remove_flow(&Ends::circuit(label), 0);
     }
 
-    /// Enters a flow with its channel and its share of it, or changes them. `flag`: what
-    /// says at its port that there are such flows; 0 for one without a port.
+    /// Enters a flow with its channel and share, or changes them. `flag`: the flag at its
+    /// port that marks such flows; 0 for a flow without a port.
     #[expect(clippy::indexing_slicing, reason = "a flag indexes two counts")]
     pub(super) fn insert_flow(
         &self,

@@ -1,25 +1,24 @@
-//! What each class of frames for the kernel may have, and had (`bpf/kernel.h`).
+//! Limits and counts of each class of kernel-bound frames (`bpf/kernel.h`).
 
 use std::sync::atomic::Ordering::{Relaxed, Release};
 
 use super::TrustedTables;
 use super::layout::{Class, ClassBucket, QUEUES, USE_FORWARDING, USE_NOT_FOR_HOST};
 
-/// Most frames a second that a class may be given: keeps the bucket's
-/// arithmetic below 2^64.
+/// Highest rate of a class, in frames per second: keeps the bucket's arithmetic below
+/// 2^64.
 const MAXIMUM_RATE: u64 = (1 << 30) - 1;
 /// Billionths of a frame in a token; nanoseconds in a second.
 const TOKEN: u64 = 1_000_000_000;
 
-/// How many frames of a class the kernel gets of one queue.
+/// How many frames of a class the kernel receives from one queue.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct ClassLimit {
-    /// Frames a second of all senders together; 0 is no limit.
+    /// Frames per second of all senders together; 0 is no limit.
     pub rate: u64,
     /// Frames at once; 0 leaves the shares alone.
     pub burst: u64,
-    /// Frames a second of one sender, and of one purpose, beyond `rate`; 0 is
-    /// none.
+    /// Frames per second of one sender, and of one purpose, beyond `rate`; 0 is none.
     pub share: u64,
     /// Frames at once of a share.
     pub share_burst: u64,
@@ -39,7 +38,7 @@ impl ClassLimit {
         }
     }
 
-    /// Beyond which each sender and each purpose has so much.
+    /// Adds a share beyond the limit for each sender and each purpose.
     pub const fn and_each(self, share: u64, share_burst: u64) -> Self {
         ClassLimit {
             share,
@@ -49,16 +48,15 @@ impl ClassLimit {
     }
 }
 
-/// Segments of no connection that a queue lets through to the kernel's
-/// listening socket: each costs the kernel a reset (RFC 9293 §3.5.2), which
-/// nobody needs fast. What all had in common could be counted by one of them
-/// (CVE-2016-5696), so each network has its own.
+/// Segments without a connection that a queue passes to the kernel's listening socket.
+/// Each costs the kernel a reset (RFC 9293 §3.5.2), which is never urgent. One sender
+/// could count the use of a limit common to all (CVE-2016-5696), so each network has its
+/// own.
 const RESETS: ClassLimit = ClassLimit::of(1, 0).and_each(50, 50);
 
-/// What a queue lets through to the kernel, unless asked for otherwise. The
-/// rates bound what the kernel may cost a receiver that has excess frames
-/// dropped for the cost of the driver program; the shares are what one
-/// conversation needs under attack.
+/// Default limits of what a queue passes to the kernel. The rates bound the kernel's cost
+/// to a receiver whose excess frames are dropped at the driver program's cost. The shares
+/// are what one conversation needs under attack.
 const LIMITS: [(Class, ClassLimit); 10] = [
     (
         Class::Neighbour,
@@ -81,38 +79,39 @@ const LIMITS: [(Class, ClassLimit); 10] = [
         Class::Other,
         ClassLimit::of(50_000, 2_048).and_each(100, 64),
     ),
-    // A share carries each control protocol of the link; PTP sends 128 frames/s.
+    // A share covers each control protocol of the link; PTP sends 128 frames/s.
     (
         Class::Forwarded,
         ClassLimit::of(50_000, 2_048).and_each(400, 128),
     ),
 ];
-/// Frames a second of which the kernel takes many for little.
+/// Frames per second of a class that the kernel handles cheaply in large numbers.
 const FAST: u64 = 200_000;
 
-/// Uses that the kernel has for an interface's frames that are not for this host.
+/// Uses that the kernel has for an interface's frames not addressed to this host.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct KernelUses {
-    /// It forwards them. A datagram or SYN to a port of its own may be translated and
-    /// forwarded, too, to a container: such frames share the rate of what it has sockets for.
+    /// It forwards them. A datagram or SYN to one of the host's ports may also be
+    /// translated and forwarded to a container. Such frames share the rate of frames for
+    /// kernel sockets.
     pub is_forwarding: bool,
     /// Another use: an interface above this one, a capture, a transparent proxy.
     pub is_open: bool,
 }
 
-/// What happened to kernel-bound frames of one class on one queue.
+/// Kernel-bound frames of one class on one queue, by outcome.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct ClassCounts {
-    /// Let through to the kernel.
+    /// Passed to the kernel.
     pub passed: u64,
-    /// Dropped, for want of a token.
+    /// Dropped for want of a token.
     pub dropped: u64,
 }
 
 impl TrustedTables {
-    /// Bounds a class of kernel-bound frames on a queue. Rates are clamped to
-    /// 2^30 - 1 a second, bursts to 2^32 - 1. Of adopted tables
-    /// ([`TrustedTables::adopt`]) nothing changes.
+    /// Limits a class of kernel-bound frames on a queue. Rates are clamped to 2^30 - 1
+    /// per second, bursts to 2^32 - 1. On adopted tables ([`TrustedTables::adopt`]) it
+    /// has no effect.
     pub fn set_class(&self, queue: u32, class: Class, limit: ClassLimit) {
         let Some(bucket) = self.bucket(queue, class) else {
             return;
@@ -126,7 +125,7 @@ impl TrustedTables {
         bucket.rate.store(limit.rate.min(MAXIMUM_RATE), Release);
     }
 
-    /// Sets on all queues the limits of a host's interface.
+    /// Sets the limits of a host's interface on all queues.
     pub fn limit_kernel_frames(&self) {
         // Queues may be added later, too.
         for queue in 0..QUEUES as u32 {
@@ -136,8 +135,8 @@ impl TrustedTables {
         }
     }
 
-    /// Says which frames the kernel has a use for although they are not for this host.
-    /// Takes effect at once, on adopted tables, too.
+    /// Sets which frames the kernel can use although they are not for this host. Takes
+    /// effect at once, also on adopted tables.
     pub fn set_kernel_uses(&self, uses: KernelUses) {
         let bit = |is_used, bit: u32| if is_used { bit as u8 } else { 0 };
         let bits = bit(uses.is_forwarding, USE_FORWARDING) | bit(uses.is_open, USE_NOT_FOR_HOST);

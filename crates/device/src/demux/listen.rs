@@ -12,15 +12,15 @@ use super::layout::{
 use super::tables::invalid;
 use super::{ApplicationTables, ChannelId};
 
-/// What a cookie answer offers, as the listener's own SYN-ACKs do.
+/// The options that a cookie answer offers, like the listener's own SYN-ACKs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct CookieOffer {
     /// Window, unscaled as in every SYN segment (RFC 7323 §2.2).
     pub window: u16,
     /// Window scale, 0 to 14; `None` when window scaling is off.
     pub window_scale: Option<u8>,
-    /// Take part in timestamps (RFC 7323). Without them a cookie keeps neither
-    /// window scale nor SACK nor ECN.
+    /// Use timestamps (RFC 7323). Without them a cookie keeps neither window scale nor
+    /// SACK nor ECN.
     pub timestamps: bool,
     /// Permit SACK (RFC 2018).
     pub sack: bool,
@@ -28,26 +28,26 @@ pub struct CookieOffer {
     pub ecn: bool,
 }
 
-/// What the driver does about SYN cookies at a port.
+/// The driver's use of SYN cookies at a port.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum CookieMode {
-    /// No SYN is answered and no cookie taken: nobody can forge one.
+    /// No SYN is answered and no cookie accepted, so none can be forged.
     #[default]
     Off,
-    /// SYNs go to the listener, but ACKs of earlier cookies are still taken: for
-    /// two minutes after [`CookieMode::Answer`].
+    /// SYNs go to the listener, but ACKs of earlier cookies are still accepted: for two
+    /// minutes after [`CookieMode::Answer`].
     Take,
-    /// Every SYN is answered with a cookie by the driver.
+    /// The driver answers every SYN with a cookie.
     Answer,
 }
 
-/// What all cookies of an application are made of.
+/// Parameters common to all cookies of an application.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct CookieParameters {
-    /// SipHash key, drawn at random: `tidewall_protocol::tcp::Secrets::cookie`.
+    /// Random SipHash key: `tidewall_protocol::tcp::Secrets::cookie`.
     pub key: [u8; 16],
-    /// CLOCK_MONOTONIC when the application's clock was zero. The cookies that
-    /// the application checks carry the time of that clock.
+    /// CLOCK_MONOTONIC at the application clock's zero. The cookies that the application
+    /// checks carry that clock's time.
     pub epoch: Duration,
     /// Maximum segment size to announce to IPv4 and to IPv6 peers: the MTU less
     /// 40, less 60 (RFC 9293 §3.7.1).
@@ -57,16 +57,19 @@ pub struct CookieParameters {
 }
 
 impl ApplicationTables {
-    /// As [`ApplicationTables::listen`] for TCP, and makes the port strict: from now on a
-    /// segment reaches a channel only as a flow's ([`ApplicationTables::connect`]), as a
-    /// SYN, or as the ACK of a valid cookie; the last two go to `channel`. Of
-    /// the rest, ACKs go to the kernel within the rate of
-    /// [`super::layout::Class::NoConnection`], so that its listening socket
-    /// resets their senders, and others are dropped.
+    /// As [`ApplicationTables::listen`] for TCP, and makes the port strict. From now on a
+    /// segment reaches a channel in one of three ways only:
+    ///
+    /// - as a segment of a flow ([`ApplicationTables::connect`]);
+    /// - as a SYN, which goes to `channel`;
+    /// - as the ACK of a valid cookie, which also goes to `channel`.
+    ///
+    /// Other ACKs go to the kernel within the rate of
+    /// [`super::layout::Class::NoConnection`], so that its listening socket resets their
+    /// senders. The rest is dropped.
     ///
     /// So every half-open connection must be in the flow table. Segments of an
-    /// established one may still be in the listener's channel when it gets its
-    /// own.
+    /// established one may still be in the listener's channel when it gets its own.
     ///
     /// # Errors
     /// As [`ApplicationTables::listen`]; EINVAL for a window scale over 14.
@@ -94,15 +97,16 @@ impl ApplicationTables {
         if offer.ecn {
             flags |= LISTEN_ECN;
         }
-        // Before the channel, to which segments of connections that the kernel has would go.
+        // This precedes the channel, which would otherwise receive segments of the
+        // kernel's connections.
         let keep = OTHERS | LISTEN_COOKIES | LISTEN_COOKIES_VALID;
         self.change_flags(port, keep, flags)?;
         let listens = self.listen(Protocol::Tcp, address, port, channel);
         listens.inspect_err(|_| self.unlisten_tcp(address, port))
     }
 
-    /// Undoes [`ApplicationTables::listen_tcp`]. With the last listener goes what it set;
-    /// flows stay.
+    /// Undoes [`ApplicationTables::listen_tcp`]. Removing the last listener clears its
+    /// settings; flows stay.
     pub fn unlisten_tcp(&self, address: Option<IpAddr>, port: u16) {
         self.unlisten(Protocol::Tcp, address, port);
         let Ok(listener) = self.listener(Protocol::Tcp, port) else {
@@ -117,14 +121,14 @@ impl ApplicationTables {
         }
     }
 
-    /// Says what the driver does about SYN cookies at a port that
+    /// Sets the driver's use of SYN cookies at a port that
     /// [`ApplicationTables::listen_tcp`] made strict.
     ///
-    /// On veth an answer reaches the peer only if that end has an XDP program of
-    /// its own, such as one that passes everything, or GRO on and
-    /// [`ApplicationTables::set_cookie_redirect`] here. Otherwise the kernel drops it, or
-    /// leaves it in a ring until something else wakes its reader, and says
-    /// nothing: no client gets in. Devices with a wire need nothing.
+    /// On veth an answer reaches the peer in two cases only. That end has an XDP program
+    /// of its own, such as one that passes everything. Or it has GRO on, and
+    /// [`ApplicationTables::set_cookie_redirect`] is set here. Otherwise the kernel
+    /// silently drops the answer, or leaves it in a ring until something else wakes its
+    /// reader: no client can connect. Devices with a wire need nothing.
     ///
     /// # Errors
     /// EINVAL for port 0, and when there is no key
@@ -142,13 +146,13 @@ impl ApplicationTables {
         self.change_flags(port, !(LISTEN_COOKIES_VALID | LISTEN_COOKIES), flags)
     }
 
-    /// Sets what cookies are made of; those sent before are void.
+    /// Sets the cookie parameters; cookies sent before become invalid.
     pub fn set_cookie_parameters(&self, parameters: &CookieParameters) {
         let _state = self.state();
         let cookies = &self.map().cookies;
         let (halves, _) = parameters.key.as_chunks::<8>();
         for (place, half) in cookies.key.iter().zip(halves) {
-            // As the memory of the C side: SipHash reads little-endian.
+            // Matches the memory of the C side: SipHash reads little-endian.
             place.store(u64::from_le_bytes(*half), Relaxed);
         }
         let epoch = u64::try_from(parameters.epoch.as_nanos()).unwrap_or(u64::MAX);
@@ -159,16 +163,16 @@ impl ApplicationTables {
         cookies.hop_limit.store(parameters.hop_limit, Release);
     }
 
-    /// True: the driver sends its answers by XDP_REDIRECT to the interface they
-    /// came by, in place of XDP_TX. For veth, where that reaches a peer with GRO
-    /// on (`ethtool -K PEER gro on`) as well as one with an XDP program; other
-    /// devices may lack the queues for it.
+    /// If true, the driver sends its answers by XDP_REDIRECT, instead of XDP_TX, to the
+    /// interface that they arrived on. For veth, where that reaches a peer with GRO on
+    /// (`ethtool -K PEER gro on`) as well as one with an XDP program. Other devices may
+    /// lack the queues for it.
     pub fn set_cookie_redirect(&self, redirect: bool) {
         let cookies = &self.map().cookies;
         cookies.redirect.store(redirect.into(), Release);
     }
 
-    /// Keeps the flags of `keep` and sets those of `set`.
+    /// Keeps the flags in `keep` and sets those in `set`.
     fn change_flags(&self, port: u16, keep: u32, set: u32) -> io::Result<()> {
         let _state = self.state();
         let listener = self.listener(Protocol::Tcp, port)?;
@@ -178,5 +182,6 @@ impl ApplicationTables {
     }
 }
 
-/// The flags that [`ApplicationTables::listen`] and [`ApplicationTables::connect`] look after.
+/// The flags that [`ApplicationTables::listen`] and [`ApplicationTables::connect`]
+/// maintain.
 const OTHERS: u32 = LISTEN_LOCAL | super::layout::LISTEN_CONNECTED;

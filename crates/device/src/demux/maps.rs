@@ -7,10 +7,10 @@ use aya::maps::MapData;
 
 use super::layout::{FRAGMENTS, FragmentKey, OWNERS, OwnerKey};
 
-/// BPF_NOEXIST of linux/bpf.h: only an entry that is new.
+/// BPF_NOEXIST of linux/bpf.h: only a new entry.
 const NO_EXIST: u64 = 1;
 
-/// Hash maps of the driver program, reached by system calls.
+/// Hash maps of the driver program, accessed by system calls.
 #[derive(Debug)]
 pub struct KernelMaps {
     /// Its map `owners`.
@@ -47,9 +47,9 @@ impl RecentFragments {
     fn insert(&mut self, key: FragmentKey, value: u32) {
         self.clock += 1;
         if self.entries.len() >= FRAGMENTS && !self.entries.contains_key(&key) {
-            // Rare and bounded: a scan of 4096 entries beats keeping order
-            // at every look-up. A quarter goes at once, so that a flood of
-            // first fragments pays for a scan only every thousandth frame.
+            // Rare and bounded: a scan of 4096 entries beats keeping order at every
+            // lookup. A quarter is evicted at once, so that a flood of first fragments
+            // triggers a scan only every thousandth frame.
             let mut ages: Vec<u64> = self.entries.values().map(|&(_, used)| used).collect();
             let (_, &mut oldest, _) = ages.select_nth_unstable(FRAGMENTS / 4);
             self.entries.retain(|_, &mut (_, used)| used > oldest);
@@ -118,7 +118,7 @@ impl Maps {
             Maps::Kernel(maps) => {
                 let keys: Vec<FragmentKey> = maps.fragments.keys().flatten().collect();
                 for key in keys {
-                    // Gone already is as good.
+                    // An entry already removed is fine.
                     drop(maps.fragments.remove(&key));
                 }
             }
@@ -137,7 +137,7 @@ impl Maps {
                 match insert(NO_EXIST).map_err(|error| (error.raw_os_error(), error)) {
                     Ok(()) => Ok(true),
                     Err((Some(libc::EEXIST), _)) => insert(0).map(|()| false),
-                    // So a full hash map says.
+                    // The error of a full hash map.
                     Err((Some(libc::E2BIG), _)) => Err(no_room()),
                     Err((_, error)) => Err(error),
                 }

@@ -1,16 +1,17 @@
-//! Whose is this frame? The demultiplexer in the driver and its tables.
+//! Decides which application a frame belongs to: the demultiplexer in the driver and its
+//! tables.
 //!
-//! Two levels. *Trusted*: (protocol, local address, port) → application,
+//! There are two levels. *Trusted*: (protocol, local address, port) → application,
 //! written by the device's owner alone ([`TrustedTables`]). *Application*: exact flow or
-//! listener → channel, in the application's own mapping, so that a socket
-//! costs no system call ([`ApplicationTables`]). The driver program is
-//! `bpf/demux.bpf.c`; [`drive()`] runs it, compiled for the processor, over [`Tables`]
-//! on the heap, for devices without a driver. [`classify_host`] is the application
-//! level alone, for architectures that demultiplex on the host.
+//! listener → channel, in the application's own mapping, so that a socket costs no system
+//! call ([`ApplicationTables`]). The driver program is `bpf/demux.bpf.c`; [`drive()`]
+//! runs it, compiled for the processor, over [`Tables`] on the heap, for devices without
+//! a driver. [`classify_host`] is the application level alone, for architectures that
+//! demultiplex on the host.
 //!
 //! ```text
-//!  frame ─► headers sane? ─► ours? ─► owned (trusted)? ─► channel (application) ─► room? ─► metadata
-//!             │ drop          │ kernel   │ kernel             │ kernel               │ drop
+//! frame ─► valid headers? ─► ours? ─► owned (trusted)? ─► channel (app) ─► room? ─► metadata
+//!             │ drop           │ kernel    │ kernel            │ kernel         │ drop
 //! ```
 //!
 //! Not here: rings, sockets, protocol processing, what a channel does.
@@ -47,8 +48,8 @@ pub use tables::{EMBEDDED_APPLICATION, Tables};
 pub use trusted::{ANY, NapiProbe, OwnedPort, TrustedTables};
 pub use waits::Waits;
 
-/// Names a channel of an application: a place in its table and a generation
-/// that tells two users of one place apart. [`ChannelId::NONE`] names none.
+/// Names a channel of an application: an index in its table, and a generation that
+/// distinguishes successive users of one index. [`ChannelId::NONE`] names none.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct ChannelId(u32);
 
@@ -71,12 +72,12 @@ impl ChannelId {
         self.0
     }
 
-    /// Place in the table.
+    /// Index in the table.
     pub const fn index(self) -> u16 {
         self.0 as u16
     }
 
-    /// Which use of the place.
+    /// Which use of the index.
     pub const fn generation(self) -> u16 {
         (self.0 >> 16) as u16
     }

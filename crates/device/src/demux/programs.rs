@@ -4,11 +4,11 @@
 pub static DEMUX: &[u8] = aya::include_bytes_aligned!(concat!(env!("OUT_DIR"), "/demux.bpf.o"));
 /// `bpf/pass.bpf.c`: passes every frame.
 pub static PASS: &[u8] = aya::include_bytes_aligned!(concat!(env!("OUT_DIR"), "/pass.bpf.o"));
-/// `bpf/syn_limit.bpf.c`: bounds the SYNs to each port.
+/// `bpf/syn_limit.bpf.c`: limits the SYNs to each port.
 pub static SYN_LIMIT: &[u8] =
     aya::include_bytes_aligned!(concat!(env!("OUT_DIR"), "/syn_limit.bpf.o"));
 
-/// `bpf/load.bpf.c`: what the load generator runs in the kernel.
+/// `bpf/load.bpf.c`: the load generator's program in the kernel.
 pub static LOAD: &[u8] = aya::include_bytes_aligned!(concat!(env!("OUT_DIR"), "/load.bpf.o"));
-/// `bpf/adaptor.bpf.c`: what stands for a card that steers.
+/// `bpf/adaptor.bpf.c`: stands in for a card that steers.
 pub static ADAPTOR: &[u8] = aya::include_bytes_aligned!(concat!(env!("OUT_DIR"), "/adaptor.bpf.o"));

@@ -55,7 +55,7 @@ unsafe extern "C" {
     safe fn tidewall_local_slot(high: u64, low: u64) -> u32;
 }
 
-/// Puts a value where it belongs, if there is one.
+/// Writes a value to its destination, if there is one.
 fn give(found: Option<u32>, place: &mut u32) -> c_int {
     *place = found.unwrap_or(0);
     found.is_some().into()
@@ -73,7 +73,7 @@ extern "C" fn decide(tables: &TrustedTables, key: &FragmentKey, value: u32) {
     tables.decide_fragments(*key, value);
 }
 
-/// What decides where a frame goes, of a queue that the tables have.
+/// Decides a frame's destination, for a queue in the tables.
 pub(super) fn drive(tables: &Tables, queue: u32, frame: &mut [u8], now_ns: u64) -> Verdict {
     const PASS: u32 = 2;
     let mut outcome = Outcome {
@@ -93,10 +93,13 @@ pub(super) fn drive(tables: &Tables, queue: u32, frame: &mut [u8], now_ns: u64) 
         decide,
         maps: &tables.trusted,
     };
-    // SAFETY: the program touches the frame's bytes, each after a comparison with
-    // their end, which is what the kernel's verifier admits it for; the tables, with
-    // indices that are bounded for the same reason, and there only fields that are
-    // atomics here; and the outcome. It keeps no pointer.
+    // SAFETY: the program accesses three things and keeps no pointer.
+    //
+    // - The frame's bytes, each after a comparison with their end, on which the kernel's
+    //   verifier insists.
+    // - The tables, with indices bounded for the same reason, and only fields that are
+    //   atomics here.
+    // - The outcome.
     let action = unsafe {
         tidewall_drive(
             &program,
@@ -124,13 +127,13 @@ pub(super) fn drive(tables: &Tables, queue: u32, frame: &mut [u8], now_ns: u64) 
     }
 }
 
-/// The channel of a frame that was not demultiplexed, 0 for none; completes its
+/// Returns the channel of a frame that was not demultiplexed, 0 for none; completes its
 /// metadata.
 pub(super) fn classify(tables: &ApplicationTables, frame: &[u8], metadata: &mut Metadata) -> u32 {
     let length = u32::try_from(frame.len()).unwrap_or(u32::MAX);
     let (map, start) = (tables.map(), frame.as_ptr());
-    // SAFETY: as in `drive`; `length` is at most that of the frame, of which nothing
-    // is written.
+    // SAFETY: as in `drive`; `length` is at most the frame's, and the frame is not
+    // written.
     unsafe { tidewall_classify(map, &tables.hash_key, start, length, metadata) }
 }
 
@@ -139,7 +142,7 @@ pub(super) fn flow_hash(key: [u64; 2], ends: &Ends) -> u64 {
     tidewall_flow_hash(&key, ends)
 }
 
-/// Where the probing for a local address begins (`bpf/owners.h`).
+/// Slot at which probing for a local address begins (`bpf/owners.h`).
 pub(super) fn local_slot([high, low]: [u64; 2]) -> usize {
     tidewall_local_slot(high, low) as usize
 }

@@ -9,54 +9,54 @@ use zerocopy::FromZeros;
 
 use super::layout::{Application, Device, QUEUES, Queue};
 
-/// Tables as the driver program has them: integers and atomics, of which every bit
-/// pattern is one.
+/// Tables in the driver program's layout: integers and atomics, for which every bit
+/// pattern is valid.
 pub(crate) trait Layout: FromZeros {}
 
 impl Layout for Device {}
 impl Layout for Application {}
 impl Layout for [Queue; QUEUES] {}
 
-/// One level of tables, wherever it lies.
+/// One level of tables, on the heap or in a map.
 #[derive(Debug)]
 pub(crate) enum Memory<T> {
     Mapped(Mapping, PhantomData<T>),
-    /// To read only.
+    /// Read-only.
     Frozen(Mapping),
     Heap(Box<T>),
 }
 
 impl<T: Layout> Memory<T> {
-    /// Zeroed tables on the heap. OutOfMemory.
+    /// Allocates zeroed tables on the heap. Fails with OutOfMemory.
     pub(crate) fn heap() -> io::Result<Self> {
         let tables = T::new_box_zeroed().map_err(|_| io::ErrorKind::OutOfMemory)?;
         Ok(Memory::Heap(tables))
     }
 
-    /// Tables in a kernel map. EINVAL when it is too short.
+    /// Maps tables in a kernel map. EINVAL when it is too short.
     pub(crate) fn mapped(map: BorrowedFd<'_>) -> io::Result<Self> {
         // The kernel maps whole pages of an array.
         let mapping = Mapping::new(map, size_of::<T>().next_multiple_of(4096), 0)?;
         Ok(Memory::Mapped(mapping, PhantomData))
     }
 
-    /// Tables in a kernel map that is frozen. EINVAL when it is too short.
+    /// Maps tables in a frozen kernel map. EINVAL when it is too short.
     pub(crate) fn frozen(map: BorrowedFd<'_>) -> io::Result<Self> {
         let mapping = Mapping::read_only(map, size_of::<T>().next_multiple_of(4096), 0)?;
         Ok(Memory::Frozen(mapping))
     }
 
-    /// The tables, where they may be written.
+    /// The tables for writing, where that is permitted.
     pub(crate) fn writable(&self) -> Option<&T> {
         (!matches!(self, Memory::Frozen(_))).then(|| self.get())
     }
 
-    /// The tables, to read.
+    /// The tables for reading.
     pub(crate) fn get(&self) -> &T {
         match self {
             // SAFETY: the mapping is at least as long as `T`, begins a page, lives as
-            // long as `self`, and any bytes are a valid `T`, as `Layout` says. What the
-            // driver program writes at the same time, it writes to atomics.
+            // long as `self`, and any bytes are a valid `T`, as `Layout` requires. The
+            // driver program's concurrent writes are to atomics.
             Memory::Mapped(mapping, _) | Memory::Frozen(mapping) => unsafe {
                 &*mapping.address().cast::<T>()
             },

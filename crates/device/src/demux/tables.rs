@@ -1,4 +1,4 @@
-//! Both levels of tables together, and what both use.
+//! Both levels of tables together, and the code both use.
 
 use std::io;
 use std::net::IpAddr;
@@ -7,16 +7,16 @@ use std::sync::Arc;
 use super::layout::{Application, Device, Protocol};
 use super::{ApplicationTables, TrustedTables};
 
-/// The application of an embedded stack, which is alone on its device and in one process
-/// with the device's owner.
+/// The application of an embedded stack, which is alone on its device and in the process
+/// of the device's owner.
 pub const EMBEDDED_APPLICATION: u16 = 0;
 
 /// Both levels of a device whose owner and one application are in the same process.
 #[derive(Clone, Debug)]
 pub struct Tables {
-    /// What the device's owner writes.
+    /// The tables that the device's owner writes.
     pub trusted: Arc<TrustedTables>,
-    /// What its application writes.
+    /// The tables that its application writes.
     pub embedded: Arc<ApplicationTables>,
 }
 
@@ -36,8 +36,8 @@ pub(super) fn specified(address: Option<IpAddr>) -> Option<IpAddr> {
 }
 
 impl Tables {
-    /// Empty tables on the heap, for a device inside this process and for
-    /// tests. The flow table's key is constant: no stranger sends here.
+    /// Creates empty tables on the heap, for a device inside this process and for tests.
+    /// The flow table's key is constant: no stranger sends here.
     ///
     /// # Errors
     /// ENOMEM.
@@ -45,8 +45,8 @@ impl Tables {
         Self::in_memory_with_key([0; 2])
     }
 
-    /// As [`Tables::in_memory`] with a key for the flow table's SipHash, which
-    /// a device that strangers reach must draw at random.
+    /// As [`Tables::in_memory`], with a key for the flow table's SipHash. A device that
+    /// strangers reach must draw it at random.
     ///
     /// # Errors
     /// ENOMEM.

@@ -71,7 +71,7 @@ fn a_port_is_the_kernels_until_owned_and_again_after() {
     let unowned = Verdict::Kernel { class: Class::Udp };
     assert_eq!(drive_to(&tables, "198.51.100.1:9", "192.0.2.1:7"), unowned);
     tables.trusted.own_port(Udp, None, 7, 0).unwrap();
-    // Owned, but nobody listens yet.
+    // Owned, but without a listener yet.
     assert_eq!(drive_to(&tables, "198.51.100.1:9", "192.0.2.1:7"), unowned);
     tables.embedded.listen(Udp, None, 7, one).unwrap();
     assert_eq!(
@@ -362,7 +362,7 @@ fn full_tables_say_so_and_keep_what_they_had() {
         };
         assert_eq!(found, ChannelId::new(2, remote.port()));
         tables.embedded.disconnect(Udp, local, remote);
-        // Now the listener's.
+        // Now it is the listener's.
         assert_eq!(channel_of(drive_to(&tables, &source, &destination)), 1);
     }
 
@@ -545,7 +545,7 @@ fn one_flow_does_not_fill_a_channel_that_many_share() {
     for _ in 0..2 {
         assert_eq!([from(peers[0]), from(peers[0])], [Ok(7); 2]);
         assert_eq!([from(peers[0]); 3], [Err(Counter::OverShare); 3]);
-        // The others have theirs all the same.
+        // The other flows still have their shares.
         assert_eq!(from(peers[1]), Ok(7));
         tables.embedded.renew_shares(1);
     }
@@ -653,20 +653,20 @@ fn an_application_is_full_whatever_room_its_channels_have() {
     assert_eq!(tables.trusted.counter(0, Counter::ApplicationFull), 7050);
     assert!(tables.embedded.dropped(0, 8) > 0);
     assert_eq!(tables.embedded.total_dropped(0), 7050);
-    // The last ones are for a channel that holds few.
+    // The last frames are for a channel that holds few.
     for _ in 0..QUIET {
         assert_eq!(channel_of(to(9)), 9);
     }
     assert_eq!(to(9), full);
     tables.embedded.tail_add(0, 9, 1);
     assert_eq!(channel_of(to(9)), 9);
-    // Frames that others give back are not the device's yet.
+    // Frames that others return are not the device's yet.
     tables.embedded.tail_add(0, 1, 10);
     assert_eq!(to(1), full);
     tables.embedded.set_given(0, 1010);
     assert_eq!(channel_of(to(1)), 1);
     assert_eq!(to(1), full);
-    // A channel that is full itself says so.
+    // A channel that is itself full is counted as such.
     tables.embedded.set_limit(0, 1, 2);
     let full = Verdict::Drop {
         counter: Counter::ChannelFull,

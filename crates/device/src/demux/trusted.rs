@@ -1,4 +1,4 @@
-//! The trusted level: what only the owner of a device may write.
+//! The trusted level: tables that only the owner of a device may write.
 
 use std::collections::HashMap;
 use std::io;
@@ -23,12 +23,12 @@ use super::raw_native::local_slot;
 use super::raw_tables::Memory;
 use super::tables::{invalid, port_index};
 
-/// Tables of a device that only its owner may write: which application has a port, the
-/// host's addresses, the limits of the kernel's frames, NAPI probes and traces. They lie
-/// in the driver program's maps or, for a device without a driver, on the heap; no
+/// Tables of a device that only its owner may write: the application that owns each port,
+/// the host's addresses, the limits of kernel-bound frames, NAPI probes and traces. They
+/// lie in the driver program's maps or, for a device without a driver, on the heap; no
 /// application has a descriptor of these maps.
 ///
-/// Shared by threads in an `Arc`. What happens per port takes one mutex. A queue out of
+/// Shared by threads in an `Arc`. Per-port operations take one mutex. A queue out of
 /// range reads as 0 and writes nothing.
 #[derive(Debug)]
 pub struct TrustedTables {
@@ -38,8 +38,8 @@ pub struct TrustedTables {
     state: Mutex<State>,
 }
 
-/// The hash maps, and how many entries stand behind each flag of a port, so that flags
-/// can be taken back.
+/// The hash maps, and the number of entries behind each flag of a port, so that flags can
+/// be cleared again.
 #[derive(Debug)]
 struct State {
     maps: Maps,
@@ -64,13 +64,13 @@ pub const ANY: [IpAddr; 2] = [
     IpAddr::V6(Ipv6Addr::UNSPECIFIED),
 ];
 
-/// The addresses of one entry each: `None` is all of both families.
+/// The addresses that need an entry each: `None` is all of both families.
 fn each(address: &Option<IpAddr>) -> &[IpAddr] {
     address.as_ref().map_or(&ANY, std::slice::from_ref)
 }
 
-/// How far left the owner of all addresses of a family stands in a port's entry; `None` for
-/// one address.
+/// Shift of the owner of all of a family's addresses in a port's entry; `None` for one
+/// address.
 fn shift_of_all(address: IpAddr) -> Option<u32> {
     match address {
         IpAddr::V4(Ipv4Addr::UNSPECIFIED) => Some(0),
@@ -79,25 +79,26 @@ fn shift_of_all(address: IpAddr) -> Option<u32> {
     }
 }
 
-/// What a NAPI probe was before the driver rewrote it.
+/// The fields of a NAPI probe before the driver rewrote it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct NapiProbe {
     /// The port that it was sent to.
     pub port: u16,
     /// The port that it came from.
     pub source: u16,
-    /// Of a TCP segment its sequence number, in whose place UDP's length and
-    /// checksum are now.
+    /// Sequence number of a TCP segment; UDP's length and checksum have replaced it in
+    /// the frame.
     pub sequence: Option<u32>,
     /// Its sender's link address.
     pub neighbour: MacAddress,
 }
 
 impl TrustedTables {
-    /// Tables in the maps of a driver program that was just loaded.
+    /// Opens the tables in the maps of a driver program that was just loaded.
     ///
-    /// `device` and `queues` are the program's maps of these names. `hash_key` is drawn at random by who
-    /// loads it: it is the key of the places for shares, which no application needs.
+    /// `device` and `queues` are the program's maps of these names. The program's loader
+    /// draws `hash_key` at random: it is the key of the places for shares, which no
+    /// application needs.
     ///
     /// # Errors
     /// EINVAL when the map is too short; what mapping it reports.
@@ -111,8 +112,8 @@ impl TrustedTables {
         Ok(Self::new(memory, queues, Maps::Kernel(maps), hash_key))
     }
 
-    /// Tables of a program that an earlier process loaded, as it left them. The map
-    /// `queues` is frozen: limits of classes stay as they are.
+    /// Opens the tables of a program that an earlier process loaded, as that process left
+    /// them. The map `queues` is frozen: class limits stay as they are.
     ///
     /// # Errors
     /// EINVAL when the map is too short; what the kernel reports.
@@ -137,7 +138,7 @@ impl TrustedTables {
         Ok(tables)
     }
 
-    /// Counts owners by address anew, and flags their ports: the process that wrote them
+    /// Recounts the owners by address and flags their ports. The process that wrote them
     /// may have died between the two.
     fn count_owned_addresses(&self) -> io::Result<()> {
         let mut counts: HashMap<usize, u32> = HashMap::new();
@@ -174,7 +175,7 @@ impl TrustedTables {
     /// Every owned port.
     ///
     /// # Errors
-    /// What the kernel reports.
+    /// Those the kernel reports.
     pub fn owned_ports(&self) -> io::Result<Vec<OwnedPort>> {
         let mut owned = self.owners_by_address()?;
         for protocol in [Protocol::Udp, Protocol::Tcp] {
@@ -220,12 +221,12 @@ impl TrustedTables {
     }
 
     fn state(&self) -> MutexGuard<'_, State> {
-        // The state stays true at every point where a panic could strike.
+        // The state is valid at every point where a panic could strike.
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// The tables as the driver program has them, for what stands in for that.
-    /// Who writes what, `bpf/tables.h` says.
+    /// The tables in the driver program's layout, for code that stands in for it.
+    /// `bpf/tables.h` states which party writes what.
     pub fn map(&self) -> &Device {
         self.memory.get()
     }
@@ -234,12 +235,12 @@ impl TrustedTables {
         self.queues.get().get(queue as usize)
     }
 
-    /// What the driver program counts, as it has it; see [`TrustedTables::map`].
+    /// The driver program's counters, in its own layout; see [`TrustedTables::map`].
     pub fn queues(&self) -> &[Queue; QUEUES] {
         self.queues.get()
     }
 
-    /// Those of its fields that are set before frames come; `None` where that is over.
+    /// The fields that are set before frames arrive; `None` once they are frozen.
     pub(super) fn writable_queue(&self, queue: u32) -> Option<&Queue> {
         self.queues.writable()?.get(queue as usize)
     }
@@ -249,29 +250,30 @@ impl TrustedTables {
         self.hash_key
     }
 
-    /// What the driver program counts on a queue, to read only.
+    /// The driver program's read-only counters of a queue.
     pub fn counters(&self, queue: u32) -> DriverCounters {
         DriverCounters::new(Arc::clone(&self.queues), queue)
     }
 
-    /// A counter of a queue, since the tables were made.
+    /// A counter of a queue, since the tables were created.
     pub fn counter(&self, queue: u32, counter: Counter) -> u64 {
         self.counters(queue).counter(counter)
     }
 
-    /// What happened to kernel-bound frames of a class on a queue.
+    /// Kernel-bound frames of a class on a queue, passed and dropped.
     pub fn class(&self, queue: u32, class: Class) -> ClassCounts {
         self.counters(queue).class(class)
     }
 
-    /// Gives a port to `application`: on one local address, with a family's unspecified
-    /// address on all of that family, with `None` on all of both. An owner of one address
-    /// comes before the owner of all. Replaces an earlier owner: who may have a port is
-    /// decided by the kernel socket that holds it.
+    /// Makes `application` the owner of a port. With an address the owner has that
+    /// address, or all addresses of a family if it is unspecified; with `None` all of
+    /// both families. The owner of one address takes precedence over the owner of all.
+    /// Replaces an earlier owner: the kernel socket that holds the port decides who may
+    /// own it.
     ///
     /// # Errors
-    /// EINVAL for port 0 or an application out of range; ENOBUFS when the table
-    /// of addresses is full; what the kernel reports otherwise.
+    /// EINVAL for port 0 or an application out of range; ENOBUFS when the table of
+    /// addresses is full; what the kernel reports otherwise.
     pub fn own_port(
         &self,
         protocol: Protocol,
@@ -305,11 +307,11 @@ impl TrustedTables {
         Ok(())
     }
 
-    /// Takes back what [`TrustedTables::own_port`] gave: the kernel gets the port's
-    /// frames again. Nothing happens when there was no owner.
+    /// Undoes [`TrustedTables::own_port`]: the port's frames go to the kernel again. Does
+    /// nothing if there was no owner.
     ///
     /// # Errors
-    /// What the kernel reports.
+    /// Those the kernel reports.
     pub fn disown_port(
         &self,
         protocol: Protocol,
@@ -347,10 +349,10 @@ impl TrustedTables {
         self.map().labels.get(label.value() as usize)
     }
 
-    /// Gives the circuit of a label to `application`.
+    /// Makes `application` the owner of a label's circuit.
     ///
     /// # Errors
-    /// EADDRINUSE when an application has it; EINVAL for an application out of range.
+    /// EADDRINUSE when an application owns it; EINVAL for an application out of range.
     pub fn own_circuit(&self, label: Label, application: u16) -> io::Result<()> {
         let application = Some(application).filter(|&it| usize::from(it) < APPLICATIONS);
         let number = application.and_then(|it| u8::try_from(it + 1).ok());
@@ -363,15 +365,14 @@ impl TrustedTables {
             .map_err(|_| io::Error::from_raw_os_error(libc::EADDRINUSE))
     }
 
-    /// Takes back what [`TrustedTables::own_circuit`] gave. Nothing happens when nobody
-    /// had it.
+    /// Undoes [`TrustedTables::own_circuit`]. Does nothing if the circuit was not owned.
     pub fn disown_circuit(&self, label: Label) {
         if let Some(entry) = self.label(label) {
             entry.store(0, Release);
         }
     }
 
-    /// All circuits that applications have, with the application.
+    /// All owned circuits, each with its application.
     pub fn owned_circuits(&self) -> Vec<(Label, u16)> {
         let labels = self.map().labels.iter().zip(0..);
         let owned = labels.filter_map(|(entry, label)| {
@@ -381,13 +382,12 @@ impl TrustedTables {
         owned.collect()
     }
 
-    /// Declares the addresses of this host; every other destination is the
-    /// kernel's. While the set changes, a frame may still be judged by the old
-    /// one, or go to the kernel.
+    /// Sets the addresses of this host; frames for all others go to the kernel. While the
+    /// set changes, a frame may still be judged by the old one, or go to the kernel.
     ///
     /// # Errors
-    /// ENOBUFS when they do not fit: [`LOCALS`] places, fewer when many collide.
-    /// The old set then stays.
+    /// ENOBUFS when they do not fit: [`LOCALS`] places, fewer when many collide. The old
+    /// set then stays.
     #[expect(
         clippy::indexing_slicing,
         reason = "`place` is a remainder by the set's length"
@@ -414,11 +414,11 @@ impl TrustedTables {
         Ok(())
     }
 
-    /// Declares the device: its index, its link address, to which frames of circuits come,
-    /// and its MTU in bytes. By all of them the frames of private applications are judged.
+    /// Sets the device's index, its link address, to which circuits' frames are sent, and
+    /// its MTU in bytes. All three are used to check the frames of private applications.
     pub fn set_device(&self, interface: u32, link: MacAddress, mtu: u32) {
         let control = &self.map().control;
-        // No frame is that short: while these change, none leaves.
+        // No frame is that short, so none leaves while these change.
         control.longest.store(0, Release);
         control.interface.store(interface, Release);
         for (place, byte) in control.link.iter().zip(link.0) {
@@ -428,23 +428,23 @@ impl TrustedTables {
         control.longest.store(longest, Release);
     }
 
-    /// The application that gets orphans: later fragments that came before their first.
-    /// `None` leaves them to the kernel.
+    /// Sets the application that receives orphans: later fragments that arrived before
+    /// their first. `None` leaves them to the kernel.
     pub fn set_fragment_application(&self, application: Option<u16>) {
         let number = application.map_or(0, |application| u32::from(application) + 1);
         let place = &self.map().control.fragment_application;
         place.store(number, Release);
     }
 
-    /// True: owned frames go to their application without a look for their channel.
+    /// If true, owned frames go to their application without a channel lookup.
     pub fn set_raw(&self, raw: bool) {
         self.map().control.raw.store(raw.into(), Release);
     }
 
-    /// Asks the driver to turn the next owned datagram of the queue, or TCP
-    /// segment without content, over to the kernel's UDP socket bound to `port`,
-    /// which then knows the queue's NAPI id. It comes from port `source`, by which
-    /// it is known from whatever else is sent there. Port 0 asks for nothing.
+    /// Requests a NAPI probe. The driver passes the queue's next owned datagram, or TCP
+    /// segment without content, to the kernel's UDP socket bound to `port`. That socket
+    /// then knows the queue's NAPI id. The probe's source port is `source`, which
+    /// distinguishes it from anything else sent there. Port 0 cancels the request.
     pub fn probe_napi(&self, queue: u32, port: u16, source: u16) {
         let control = &self.map().control;
         let queue = queue as usize;
@@ -452,15 +452,15 @@ impl TrustedTables {
             control.probe_source.get(queue),
             control.probe_port.get(queue),
         ) {
-            // Not while the driver may be taking one with the old source.
+            // The driver must not take one with the old source meanwhile.
             to.store(0, Release);
             from.store(source, Release);
             to.store(port, Release);
         }
     }
 
-    /// Once the driver has done what [`TrustedTables::probe_napi`] asked: what the
-    /// datagram was before.
+    /// After the driver has carried out [`TrustedTables::probe_napi`]: the datagram's
+    /// original fields.
     pub fn napi_probe(&self, queue: u32) -> Option<NapiProbe> {
         let control = &self.map().control;
         let queue = queue as usize;
@@ -496,8 +496,8 @@ impl TrustedTables {
         self.state().maps.decide(key, decision);
     }
 
-    /// Forgets who got the first fragments of datagrams that are still on their
-    /// way: their later fragments become orphans.
+    /// Forgets which application received the first fragments of incomplete datagrams.
+    /// Their later fragments become orphans.
     pub fn forget_fragments(&self) {
         self.state().maps.forget_fragments();
     }

@@ -5,11 +5,10 @@ use std::time::Duration;
 
 use crate::demux::layout;
 
-/// Most queues an end may have: what the tables have room for.
+/// Maximum number of queues of an end: what the tables have room for.
 pub const MAXIMUM_QUEUES: u32 = layout::QUEUES as u32;
 
-/// How a link is made. The default is a perfect wire between ends of one
-/// queue.
+/// Configuration of a link. The default is a perfect wire between ends of one queue.
 #[derive(Clone, Debug, PartialEq)]
 pub struct LinkConfig {
     /// Queues of each end, 1..=[`MAXIMUM_QUEUES`]. A frame's queue is chosen by
@@ -23,16 +22,15 @@ pub struct LinkConfig {
     pub rings: Rings,
     /// Whether the ends finish checksums for the sender.
     pub checksum_offload: bool,
-    /// A packet that is longer than an empty frame comes in several, as with AF_XDP. Otherwise
+    /// A packet longer than an empty frame arrives in several, as with AF_XDP. Otherwise
     /// it is lost.
     pub joins: bool,
-    /// What decides everything left to chance. Each direction draws from a
-    /// sequence of its own, the same number of times a frame whatever the
-    /// impairments are.
+    /// Seed of all random decisions. Each direction draws from its own sequence, the same
+    /// number of times per frame whatever the impairments are.
     pub seed: u64,
-    /// What happens to frames that [`Side::A`](super::Side::A) sends.
+    /// Impairments of frames that [`Side::A`](super::Side::A) sends.
     pub a_to_b: Impairments,
-    /// What happens to frames that [`Side::B`](super::Side::B) sends.
+    /// Impairments of frames that [`Side::B`](super::Side::B) sends.
     pub b_to_a: Impairments,
 }
 
@@ -55,21 +53,21 @@ impl Default for LinkConfig {
 /// Sizes of a queue's rings, in frames. A ring of size 0 is always full.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Rings {
-    /// The device's own ring: frames that arrived and that the driver has not
-    /// looked at. What arrives when it is full is dropped unseen.
+    /// The device's own ring: frames that arrived and that the driver has not examined.
+    /// Frames that arrive when it is full are dropped unseen.
     pub device: usize,
     /// Empty frames for the driver to copy into.
     pub fill: usize,
-    /// Frames for the owner that it has not taken.
+    /// Received frames that the owner has not taken.
     pub receive: usize,
     /// Frames that may wait for the owner without waking it.
     pub waiting: usize,
-    /// Frames given to transmit that no flush has sent.
+    /// Frames queued for transmission that no flush has sent.
     pub transmit: usize,
     /// Sent frames that were not reclaimed. When it is full a flush sends
     /// nothing.
     pub completion: usize,
-    /// Frames for the kernel that nobody took ([`Link::take_kernel`]).
+    /// Frames for the kernel that were not taken ([`Link::take_kernel`]).
     ///
     /// [`Link::take_kernel`]: super::Link::take_kernel
     pub kernel: usize,
@@ -90,17 +88,17 @@ impl Default for Rings {
     }
 }
 
-/// What one direction of the wire does to frames. The default does nothing.
+/// Impairments of frames in one direction of the wire. The default does nothing.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct Impairments {
     /// Probability that a frame is lost, 0..=1.
     pub loss: f64,
     /// Probability that a frame is carried twice, 0..=1.
     pub duplicate: f64,
-    /// Probability that a frame travels twice as long, so that later ones overtake
-    /// it, 0..=1; of a duplicated frame only one copy.
+    /// Probability that a frame travels twice as long, so that later ones overtake it,
+    /// 0..=1. It applies to only one copy of a duplicated frame.
     pub reorder: f64,
-    /// Time a frame travels.
+    /// A frame's travel time.
     pub delay: Duration,
 }
 

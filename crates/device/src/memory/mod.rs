@@ -1,20 +1,20 @@
-//! A link inside one process: two ends that look like AF_XDP devices, a wire
+//! A link inside one process. It has two ends that look like AF_XDP devices, a wire
 //! between them that can misbehave, and a clock that moves on request.
 //!
-//! No privileges, no threads, no sleeping, and with the same seed the same
-//! run: every protocol test happens on it.
+//! It needs no privileges, no threads and no sleeping, and the same seed gives the same
+//! run. Every protocol test uses it.
 //!
 //! ```text
 //!  Transmit ─► wire (lose, duplicate, reorder, delay) ─► device ring
-//!                                                                          │ driver poll: demux::drive
+//!                                                                          │ poll: demux::drive
 //!        Receive ◄── receive ring ◄── frame from the fill ring ◄───────────┴──► kernel list
 //! ```
 //!
-//! The driver runs where AF_XDP's would: in [`Receive::poll`] of the receiver,
-//! or, when the receiver left its interrupt armed, in the thread that
-//! made the frame arrive, as on a veth pair. A frame that the driver program
-//! admitted can still be lost on its way to the owner, when the fill ring is
-//! empty or the receive ring full; its channel's head then has counted it.
+//! The driver runs where AF_XDP's would: in the receiver's [`Receive::poll`]. If the
+//! receiver left its interrupt armed, it runs in the thread that made the frame arrive,
+//! as on a veth pair. A frame that the driver program admitted can still be lost on its
+//! way to the owner, when the fill ring is empty or the receive ring full. Its channel's
+//! head has then counted it.
 //!
 //! [`Receive::poll`]: crate::queue::Receive::poll
 
@@ -62,7 +62,7 @@ impl Side {
     }
 }
 
-/// What each side has one of.
+/// A value for each side.
 #[derive(Clone, Copy, Debug, Default)]
 struct Sides<T> {
     a: T,
@@ -85,7 +85,7 @@ impl<T> Sides<T> {
     }
 }
 
-/// One end, as the layer above gets it: like an opened AF_XDP device.
+/// One end, as the layer above sees it: like an opened AF_XDP device.
 pub struct LinkPort {
     /// Which end it is.
     pub side: Side,
@@ -109,9 +109,9 @@ impl fmt::Debug for LinkPort {
 /// A frame seen on the wire (see [`Link::tap`]).
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Captured {
-    /// When it was sent.
+    /// Time at which it was sent.
     pub time: Duration,
-    /// Who sent it.
+    /// The sending side.
     pub from: Side,
     /// True when the wire lost it ([`Impairments::loss`] or a filter).
     pub lost: bool,
@@ -119,7 +119,7 @@ pub struct Captured {
     pub bytes: Vec<u8>,
 }
 
-/// A capture of everything sent on a link from its making until it is dropped.
+/// A capture of everything sent on a link, from its creation until it is dropped.
 #[derive(Clone, Debug)]
 pub struct Tap {
     captured: Arc<Mutex<Vec<Captured>>>,
@@ -132,18 +132,17 @@ impl Tap {
     }
 }
 
-/// Makes a link with a virtual clock, which stands at zero.
+/// Creates a link with a virtual clock, which stands at zero.
 ///
 /// # Errors
-/// InvalidInput, with words, for a configuration out of range; otherwise what
-/// making the frame memory or the descriptors reports.
+/// InvalidInput, with an explanation, for a configuration out of range; otherwise what
+/// creating the frame memory or the descriptors reports.
 pub fn pair(config: LinkConfig) -> io::Result<(Link, LinkPort, LinkPort)> {
     make(config, Clock::Virtual(Duration::ZERO), Vec::new())
 }
 
-/// As [`pair`]; the first end's queues are on `parts`, one each, of a memory that
-/// queues of other links may have parts of. Queues for which there is no part have a
-/// memory of their own.
+/// As [`pair`]; the first end's queues use one of `parts` each, of a memory that queues
+/// of other links may share. Queues without a part have a memory of their own.
 ///
 /// # Errors
 /// As [`pair`].
@@ -154,9 +153,9 @@ pub fn pair_on_parts(
     make(config, Clock::Virtual(Duration::ZERO), parts)
 }
 
-/// Makes a link on a clock of the caller's, for programs that run in real
-/// time. Such a link carries every frame at once: nobody would run it when a
-/// delayed frame falls due, so a delay is refused.
+/// Creates a link on the caller's clock, for programs that run in real time. Such a link
+/// carries every frame at once. Nothing would run it when a delayed frame falls due, so a
+/// delay is refused.
 ///
 /// # Errors
 /// As [`pair`]; InvalidInput also for a delay.
@@ -196,11 +195,10 @@ fn make(
     Ok((link, a, b))
 }
 
-/// Handle to a link: its clock, its misbehaviour, and what a test wants to see
-/// of it. Clones share the link, and the ends keep it alive.
+/// Handle to a link: its clock, its impairments, and what a test wants to observe of it.
+/// Clones share the link, and the ends keep it alive.
 ///
-/// One lock guards the whole link; none of its methods waits for anything
-/// else.
+/// One lock guards the whole link; none of its methods waits for anything else.
 #[derive(Clone)]
 pub struct Link {
     state: Arc<Mutex<State>>,
@@ -216,7 +214,7 @@ impl fmt::Debug for Link {
 
 impl Link {
     fn state(&self) -> MutexGuard<'_, State> {
-        // A panic elsewhere left at worst one frame half handled.
+        // A panic elsewhere left at worst one half-processed frame.
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
@@ -225,32 +223,32 @@ impl Link {
         self.state().now()
     }
 
-    /// Moves the virtual clock forward to `time`, delivering every frame that
-    /// falls due at its own time. A time in the past changes nothing; with a
-    /// clock of the caller's only what is due already is delivered.
+    /// Advances the virtual clock to `time`, delivering every frame at the time it falls
+    /// due. A time in the past changes nothing. With the caller's clock, only frames
+    /// already due are delivered.
     pub fn advance_to(&self, time: Duration) {
         self.state().advance_to(time);
     }
 
-    /// When the next frame on the wire falls due, if there is one: the time to
-    /// advance to for a simulation that goes from event to event.
+    /// Time at which the next frame on the wire falls due, if there is one. An
+    /// event-driven simulation advances to it.
     pub fn next_due(&self) -> Option<Duration> {
         self.state().next_due()
     }
 
-    /// Delivers a frame to an end as if it came from the wire now, past all
+    /// Delivers a frame to an end as if it arrived from the wire now, past all
     /// impairments.
     pub fn inject(&self, to: Side, bytes: &[u8]) {
         self.state().inject(to, vec![bytes.to_vec()]);
     }
 
-    /// As [`Link::inject`], several frames before the device interrupts.
+    /// As [`Link::inject`], for several frames before the device interrupts.
     pub fn inject_burst(&self, to: Side, frames: Vec<Vec<u8>>) {
         self.state().inject(to, frames);
     }
 
-    /// Puts a frame on the wire as if `from`'s kernel had sent it: it meets
-    /// the impairments of that direction. Ignored while `from` is down.
+    /// Puts a frame on the wire as if `from`'s kernel had sent it. The impairments of
+    /// that direction apply. Ignored while `from` is down.
     pub fn send(&self, from: Side, bytes: &[u8]) {
         self.state().kernel_send(from, bytes.to_vec());
     }
@@ -262,32 +260,32 @@ impl Link {
         Tap { captured }
     }
 
-    /// Decides by itself which frames from `from` get through: called with
-    /// each frame sent and its number, from 0, since the filter was set; false
-    /// loses it. `None` removes the filter. It runs while the link is locked
-    /// and so must not call the link.
+    /// Sets a filter that decides which frames from `from` pass. It is called with each
+    /// frame sent and its number since the filter was set, from 0; false loses the frame.
+    /// `None` removes the filter. It runs while the link is locked and so must not call
+    /// the link.
     pub fn set_filter(&self, from: Side, filter: Option<Box<Filter>>) {
         self.state().wires.of_mut(from).set_filter(filter);
     }
 
-    /// Changes the impairments of what `from` sends from now on.
+    /// Changes the impairments of frames that `from` sends from now on.
     ///
     /// # Errors
-    /// InvalidInput for values out of range, or that take time on a link that
-    /// runs on the caller's clock.
+    /// InvalidInput for values out of range, or for a delay on a link that runs on the
+    /// caller's clock.
     pub fn set_impairments(&self, from: Side, impairments: Impairments) -> io::Result<()> {
         self.state().set_impairments(from, impairments)
     }
 
-    /// Takes an end down or up. Down, its polls and flushes fail with
-    /// ENETDOWN, frames in its device rings and frames that arrive are lost
-    /// ([`PortCounters::down`]); what waits to be transmitted waits on.
+    /// Takes an end down or up. While it is down, its polls and flushes fail with
+    /// ENETDOWN. Frames in its device rings and arriving frames are lost
+    /// ([`PortCounters::down`]). Frames queued for transmission stay queued.
     pub fn set_down(&self, side: Side, down: bool) {
         self.state().ends.of_mut(side).set_down(down);
     }
 
-    /// Has an end's device take no more frames for transmission, as a full one, or
-    /// take them again.
+    /// Makes an end's device refuse frames for transmission, as a full one does, or
+    /// accept them again.
     pub fn refuse_frames(&self, side: Side, refuses: bool) {
         self.state().ends.of_mut(side).refuses = refuses;
     }
@@ -298,13 +296,13 @@ impl Link {
         self.state().ends.of_mut(side).take_kernel()
     }
 
-    /// What became of the frames that `from` sent, on the wire.
+    /// Counts of frames that `from` sent, by their fate on the wire.
     pub fn wire_counters(&self, from: Side) -> WireCounters {
         self.state().wires.of(from).counters
     }
 
-    /// What became of the frames that reached `side`, outside the driver
-    /// program (the demux tables count what happened inside).
+    /// Counts of frames that reached `side`, by their fate outside the driver program.
+    /// The demux tables count what happened inside.
     pub fn port_counters(&self, side: Side) -> PortCounters {
         self.state().ends.of(side).counters
     }

@@ -1,4 +1,4 @@
-//! One end of the link: device rings, the driver, and what it passes on.
+//! One end of the link: device rings, the driver, and the frames that it passes on.
 
 use std::collections::VecDeque;
 use std::io::{self, Read, Write};
@@ -22,7 +22,7 @@ pub const HEADROOM: u16 = 256;
 
 const METADATA: usize = size_of::<Metadata>();
 
-/// What became of the frames that reached an end, outside the driver program.
+/// Counts of frames that reached an end, by their fate outside the driver program.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct PortCounters {
     /// Put into a device ring.
@@ -53,10 +53,10 @@ pub struct PortCounters {
 pub struct KernelFrame {
     /// Queue it arrived on.
     pub queue: u32,
-    /// The class that paid for it; `None` for one that the driver turned over
-    /// to a helper socket ([`crate::demux::TrustedTables::probe_napi`]).
+    /// The class whose token it used; `None` for one that the driver passed to a helper
+    /// socket ([`crate::demux::TrustedTables::probe_napi`]).
     pub class: Option<Class>,
-    /// When the driver passed it.
+    /// Time at which the driver passed it.
     pub time: Duration,
     /// The whole Ethernet frame.
     pub bytes: Vec<u8>,
@@ -72,8 +72,8 @@ struct Signal {
 impl Signal {
     fn new() -> io::Result<Self> {
         let (read, write) = UnixStream::pair()?;
-        // One byte at most is under way, so neither end ever has to wait; if
-        // somebody else read it, that must not hang us.
+        // At most one byte is in flight, so neither end ever has to wait. If another
+        // process read it, that must not block us.
         read.set_nonblocking(true)?;
         write.set_nonblocking(true)?;
         Ok(Signal {
@@ -104,21 +104,22 @@ pub(super) struct QueueState {
     device: VecDeque<Vec<u8>>,
     fill: VecDeque<Frame>,
     received: VecDeque<Received>,
-    /// Those that wake nobody.
+    /// Frames that wake no thread.
     waiting: VecDeque<Received>,
     transmit: VecDeque<(Frame, Option<Offload>)>,
     completed: VecDeque<Frame>,
     budget: usize,
     armed: bool,
     signal: Signal,
-    /// Longest packet in one frame, and frames of the longest packet.
+    /// Longest packet in one frame, and number of frames of the longest packet.
     most: (usize, u32),
     /// See [`crate::queue::Pieces`].
     hanging: u32,
 }
 
 impl QueueState {
-    /// `mtu`: bytes of the longest datagram that comes in several frames; 0: none does.
+    /// `mtu`: bytes of the longest datagram that arrives in several frames; 0 if none
+    /// does.
     pub(super) fn new(
         memory: FrameMemory,
         rings: Rings,
@@ -176,7 +177,7 @@ impl QueueState {
     pub(super) fn receive(&mut self, batch: &mut Vec<Received>, limit: usize) -> usize {
         let waiting = self.waiting.len().min(limit);
         let count = self.received.len().min(limit - waiting);
-        // An empty drain is most of what looking for nothing costs.
+        // An empty drain is most of the cost of looking in vain.
         if waiting > 0 {
             batch.extend(self.waiting.drain(..waiting));
         }
@@ -205,8 +206,8 @@ impl QueueState {
         Ok(())
     }
 
-    /// Copies the next frame out for the wire and completes it; `None` when
-    /// there is none or its completion would find no room.
+    /// Copies the next frame out for the wire and completes it; `None` when there is none
+    /// or its completion would find no room.
     pub(super) fn next_transmit(&mut self) -> Option<(Vec<u8>, Option<Offload>)> {
         if self.completed.len() >= self.rings.completion {
             return None;
@@ -218,7 +219,7 @@ impl QueueState {
         Some((bytes, offload))
     }
 
-    /// Frames given to transmit that were not sent.
+    /// Frames queued for transmission that were not sent.
     pub(super) fn left(&self) -> u32 {
         self.transmit.len() as u32
     }
@@ -284,10 +285,10 @@ pub(super) struct PortState {
     kernel: VecDeque<KernelFrame>,
     kernel_limit: usize,
     pub down: bool,
-    /// Its device takes no frame for transmission.
+    /// Its device accepts no frame for transmission.
     pub refuses: bool,
     pub counters: PortCounters,
-    /// What the driver sends back (XDP_TX), to be put on the wire.
+    /// Frames that the driver sends back (XDP_TX), to be put on the wire.
     answers: Vec<Vec<u8>>,
 }
 
@@ -305,7 +306,7 @@ impl PortState {
         }
     }
 
-    /// Takes what the driver sends back.
+    /// Takes the frames that the driver sends back.
     pub(super) fn take_answers(&mut self) -> Vec<Vec<u8>> {
         std::mem::take(&mut self.answers)
     }
@@ -328,7 +329,7 @@ impl PortState {
         for queue in &mut self.queues {
             self.counters.down += queue.device.len() as u64;
             queue.device.clear();
-            // Who sleeps is to find out at its next poll.
+            // A sleeper must find out at its next poll.
             if queue.armed {
                 queue.armed = false;
                 queue.signal.set(true);
@@ -336,12 +337,12 @@ impl PortState {
         }
     }
 
-    /// A frame reaches the device.
+    /// Delivers a frame to the device.
     pub(super) fn arrive(&mut self, bytes: Vec<u8>, now: Duration) {
         self.arrive_together(vec![bytes], now);
     }
 
-    /// Frames reach the device before it interrupts.
+    /// Delivers frames to the device before it interrupts.
     pub(super) fn arrive_together(&mut self, frames: Vec<Vec<u8>>, now: Duration) {
         for bytes in frames {
             if self.down {
@@ -364,7 +365,7 @@ impl PortState {
         }
     }
 
-    /// A queue that has frames interrupts, if it may.
+    /// Interrupts for a queue that has frames, if the interrupt is armed.
     fn interrupt(&mut self, index: u32, now: Duration) {
         let Some(queue) = self.queues.get_mut(index as usize) else {
             return;
@@ -372,7 +373,7 @@ impl PortState {
         if queue.armed && !queue.device.is_empty() {
             self.counters.interrupts += 1;
             self.drive(index, now);
-            // Frames for the kernel wake nobody; the interrupt stays armed.
+            // Frames for the kernel wake no thread; the interrupt stays armed.
             if let Some(queue) = self.queues.get_mut(index as usize)
                 && !queue.received.is_empty()
             {
@@ -382,7 +383,7 @@ impl PortState {
         }
     }
 
-    /// The owner's poll: one driver poll, then the interrupt as asked.
+    /// The owner's poll: one driver poll, then the interrupt as requested.
     pub(super) fn poll(&mut self, index: u32, armed: bool, now: Duration) -> io::Result<()> {
         if self.down {
             self.queue_mut(index)?.signal.set(false);
@@ -426,7 +427,7 @@ impl PortState {
                 // Counted by cause in the tables.
                 Verdict::Drop { .. } => continue,
                 Verdict::Kernel { class } => Some(class),
-                // Where the helper socket is: in the kernel.
+                // The helper socket is in the kernel.
                 Verdict::NapiProbe => None,
                 Verdict::Answered(answer) => {
                     answers.push(answer.as_bytes().to_vec());

@@ -12,11 +12,11 @@ use crate::queue::{
 use super::{Link, Side};
 
 /// Bytes below a packet that AF_XDP needs for an offload request
-/// (`struct xsk_tx_metadata`). Asked for here too, so that what works on this
-/// device works there.
+/// (`struct xsk_tx_metadata`). Required here too, so that code that works on this device
+/// works there.
 const TRANSMIT_HEADROOM: u16 = 24;
 
-/// What a queue is made of beside the link.
+/// The parts of a queue beside the link.
 pub(super) struct Parts {
     pub memory: FrameMemory,
     pub frames: Vec<Frame>,
@@ -63,7 +63,7 @@ struct ReceiveHalf {
     queue: u32,
     /// Owned by the link's state, which `link` keeps alive.
     descriptor: RawFd,
-    /// Packets come in several frames.
+    /// Packets arrive in several frames.
     joins: bool,
 }
 

@@ -20,15 +20,15 @@ use super::{Captured, Side, Sides};
 
 const ETHERNET_HEADER: usize = 14;
 
-/// Where the time comes from.
+/// The source of the time.
 pub(super) enum Clock {
     /// Moved by `advance_to` only.
     Virtual(Duration),
-    /// The caller's.
+    /// The caller's clock.
     Given(Box<dyn Fn() -> Duration + Send>),
 }
 
-/// A frame on its way.
+/// A frame in flight.
 struct Flight {
     to: Side,
     bytes: Vec<u8>,
@@ -47,8 +47,8 @@ pub(super) struct State {
 }
 
 impl State {
-    /// Also gives what each end's queues are made of, and its tables. The first
-    /// end's queues are on `parts`, as far as there are any.
+    /// Creates the state, the parts of each end's queues, and its tables. The first end's
+    /// queues use `parts`, as far as they suffice.
     pub(super) fn new(
         config: &LinkConfig,
         clock: Clock,
@@ -92,7 +92,7 @@ impl State {
             mtu: usize::from(config.mtu),
             wires: Sides {
                 a: Wire::new(config.a_to_b, config.seed),
-                // Far from the other direction's place in the sequence.
+                // Far from the other direction's position in the sequence.
                 b: Wire::new(config.b_to_a, config.seed ^ 0xb000_0000_0000_0000),
             },
             ends: Sides { a, b },
@@ -142,7 +142,7 @@ impl State {
         }
     }
 
-    /// Sends what an end's driver answered.
+    /// Sends the frames that an end's driver answered with.
     fn answer(&mut self, from: Side, now: Duration) {
         for bytes in self.ends.of_mut(from).take_answers() {
             self.send(now, from, bytes);
@@ -207,8 +207,8 @@ impl State {
         }
     }
 
-    /// Sends what a queue has to transmit. Returns how many frames are left, for want of
-    /// room for their completion.
+    /// Sends the frames that a queue has to transmit. Returns how many are left because
+    /// their completions have no room.
     pub(super) fn flush(&mut self, from: Side, queue: u32, offloads: bool) -> io::Result<u32> {
         if self.ends.of(from).down {
             return Err(io::Error::from_raw_os_error(libc::ENETDOWN));
@@ -238,7 +238,7 @@ impl State {
         result
     }
 
-    /// A queue, for what concerns only its rings.
+    /// A queue, for operations on its rings only.
     pub(super) fn queue_mut(&mut self, side: Side, queue: u32) -> io::Result<&mut QueueState> {
         self.ends.of_mut(side).queue_mut(queue)
     }

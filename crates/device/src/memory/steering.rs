@@ -1,10 +1,10 @@
-//! Which queue a frame arrives on.
+//! Chooses the queue that a frame arrives on.
 
 const ETHERNET_HEADER: usize = 14;
 
-/// The queue, of `queues`, that a device puts a frame on: by addresses and, for
-/// unfragmented TCP and UDP, ports. Both directions of a flow get the same
-/// queue; what is not IP gets queue 0.
+/// The queue, of `queues`, on which a device puts a frame. Chosen by addresses and, for
+/// unfragmented TCP and UDP, ports. Both directions of a flow use the same queue; frames
+/// other than IP use queue 0.
 pub fn flow_queue(frame: &[u8], queues: u32) -> u32 {
     if queues <= 1 {
         return 0;
@@ -55,7 +55,7 @@ fn ports(protocol: u8, transport: Option<&[u8]>) -> u64 {
     }
 }
 
-/// One address as a number; scattered, so that two that differ in a bit do not
+/// One address as a number. It is scattered, so that two that differ in a bit do not
 /// cancel out another two.
 fn fold(address: &[u8]) -> u64 {
     address

@@ -6,9 +6,9 @@ use super::Filter;
 use super::config::Impairments;
 use super::steering::scatter;
 
-/// What became of the frames sent in one direction. Each frame sent is counted
-/// once in `sent`; it arrives, or `filtered` or `lost` counts it. Each copy in
-/// `duplicated` is one more that arrives.
+/// Counts of the frames sent in one direction. Each frame sent is counted once in `sent`;
+/// it arrives, or `filtered` or `lost` counts it. Each copy in `duplicated` is one more
+/// that arrives.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct WireCounters {
     /// Frames put on the wire.
@@ -18,7 +18,7 @@ pub struct WireCounters {
     pub invalid: u64,
     /// Lost by the filter.
     pub filtered: u64,
-    /// Lost by chance.
+    /// Lost at random.
     pub lost: u64,
     /// Second copies made.
     pub duplicated: u64,
@@ -26,7 +26,7 @@ pub struct WireCounters {
     pub reordered: u64,
 }
 
-/// A frame and when it reaches the other end.
+/// A frame and its arrival time at the other end.
 pub(super) struct Arrival {
     pub time: Duration,
     pub bytes: Vec<u8>,
@@ -66,8 +66,8 @@ impl Wire {
         ((self.draw() >> 11) as f64) < probability * (1u64 << 53) as f64
     }
 
-    /// Sends a frame at `now`. Pushes what will arrive because of it; returns
-    /// false when it was lost.
+    /// Sends a frame at `now`. Pushes the resulting arrivals; returns false when it was
+    /// lost.
     pub(super) fn send(
         &mut self,
         now: Duration,
@@ -75,8 +75,8 @@ impl Wire {
         arrivals: &mut Vec<Arrival>,
     ) -> bool {
         self.counters.sent += 1;
-        // Drawn before any is looked at, so that changing one probability does
-        // not change what else happens to later frames.
+        // All are drawn before any is used, so that changing one probability does not
+        // affect later frames otherwise.
         let loss = self.chance(self.impairments.loss);
         let duplicate = self.chance(self.impairments.duplicate);
         let reorder = self.chance(self.impairments.reorder);

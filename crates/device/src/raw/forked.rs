@@ -1,7 +1,7 @@
 //! The handler that a forked child runs before anything else (pthread_atfork(3)).
 //!
-//! It keeps to atomics and `close`: another thread may have held any lock at the
-//! moment of the fork.
+//! It uses only atomics and `close`: another thread may have held any lock at the moment
+//! of the fork.
 
 use std::io;
 use std::mem::ManuallyDrop;
@@ -10,14 +10,14 @@ use std::os::fd::RawFd;
 use std::sync::OnceLock;
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 
-/// Numbers of descriptors that can be marked are below this.
+/// Descriptors that can be marked are below this.
 pub(crate) const DESCRIPTORS: usize = 65_536;
 
-/// Forks between the first process and this one, while somebody counts.
+/// Forks between the first process and this one, while they are counted.
 static FORKS: AtomicU32 = AtomicU32::new(0);
 /// There may be another process that has descriptors of this one.
 static SHARED: AtomicBool = AtomicBool::new(false);
-/// A bit for each descriptor that a child closes.
+/// One bit per descriptor: a child closes it.
 static MARKED: [AtomicU64; DESCRIPTORS / 64] = [const { AtomicU64::new(0) }; DESCRIPTORS / 64];
 
 /// See [`is_shared`]. Async-signal-safe.
@@ -34,8 +34,8 @@ extern "C" fn in_child() {
     note_child(false);
 }
 
-/// In a child: it is another process, and closes what is marked, unless its parent has the
-/// same table of descriptors. Async-signal-safe.
+/// In a child: it is another process, and closes the marked descriptors, unless its
+/// parent has the same descriptor table. Async-signal-safe.
 pub(crate) fn note_child(shares_files: bool) {
     FORKS.fetch_add(1, Ordering::Relaxed);
     if shares_files {
@@ -46,14 +46,14 @@ pub(crate) fn note_child(shares_files: bool) {
         while marked != 0 {
             let fd = word * 64 + marked.trailing_zeros() as RawFd;
             marked &= marked - 1;
-            // SAFETY: the mark says that the descriptor is open, and its owner, who
-            // would close it, sees by FORKS that it is not this process's.
+            // SAFETY: the mark means that the descriptor is open. Its owner, which would
+            // close it, sees by FORKS that it is not this process's.
             unsafe { libc::close(fd) };
         }
     }
 }
 
-/// Has children count their forks and close what is marked.
+/// Makes children count their forks and close marked descriptors.
 ///
 /// # Errors
 /// ENOMEM.
@@ -102,13 +102,13 @@ impl<T> Deref for OfProcess<T> {
 impl<T> Drop for OfProcess<T> {
     fn drop(&mut self) {
         if self.forks == forks() {
-            // SAFETY: it is not used any more.
+            // SAFETY: it is not used afterwards.
             unsafe { ManuallyDrop::drop(&mut self.value) };
         }
     }
 }
 
-/// Says whether a child closes a descriptor.
+/// Sets whether a child closes a descriptor.
 pub(crate) fn mark(fd: RawFd, marked: bool) {
     let Ok(number) = usize::try_from(fd) else {
         return;

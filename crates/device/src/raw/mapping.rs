@@ -1,4 +1,4 @@
-//! Frames in the memory that is shared with the kernel.
+//! Frames in the memory shared with the kernel.
 
 use tidewall_sys::Mapping;
 
@@ -13,15 +13,14 @@ pub(crate) fn slice(mapping: &Mapping, start: usize, length: usize) -> &[u8] {
     {
         return &[];
     }
-    // SAFETY: inside the mapping (checked above). The bytes belong to the
-    // frame whose token the caller borrows, and a frame has one token, so
-    // nobody writes them meanwhile: the kernel writes only frames whose
-    // tokens were given to the fill ring.
+    // SAFETY: inside the mapping (checked above). The bytes belong to the frame whose
+    // token the caller borrows, and a frame has one token, so no other code writes them
+    // meanwhile. The kernel writes only frames whose tokens were given to the fill ring.
     unsafe { std::slice::from_raw_parts(mapping.address().add(start), length) }
 }
 
-/// Bytes of a frame to change; `_owner` is the token, borrowed mutably so
-/// that no other view of the frame exists.
+/// Bytes of a frame, for writing; `_owner` is the token, borrowed mutably so that no
+/// other view of the frame exists.
 pub(crate) fn slice_mut<'a>(
     mapping: &'a Mapping,
     start: usize,

@@ -64,7 +64,7 @@ impl<T: Copy> Ring<T> {
             .wrapping_add((index & self.mask) as usize)
     }
 
-    /// True when the kernel asks for a system call to go on.
+    /// True when the kernel needs a system call to continue.
     pub(crate) fn needs_wakeup(&self) -> bool {
         self.word(self.offsets.flags).load(Ordering::Relaxed) & libc::XDP_RING_NEED_WAKEUP != 0
     }
@@ -85,8 +85,8 @@ impl<T: Copy> Ring<T> {
         room
     }
 
-    /// Producing side: writes one entry; the caller has asked for `room`.
-    /// Visible to the kernel after [`Ring::submit`].
+    /// Producing side: writes one entry; the caller has checked `room`. Visible to the
+    /// kernel after [`Ring::submit`].
     pub(crate) fn push(&mut self, value: T) {
         // SAFETY: the slot is ours: the caller saw room, so the kernel has
         // consumed what it held, and it will not look before `submit`.
@@ -94,13 +94,13 @@ impl<T: Copy> Ring<T> {
         self.own = self.own.wrapping_add(1);
     }
 
-    /// Producing side: shows everything pushed to the kernel.
+    /// Producing side: publishes everything pushed to the kernel.
     pub(crate) fn submit(&mut self) {
         self.word(self.offsets.producer)
             .store(self.own, Ordering::Release);
     }
 
-    /// Producing side: entries shown to the kernel that it has not taken yet.
+    /// Producing side: entries published to the kernel that it has not taken yet.
     pub(crate) fn pending(&mut self) -> u32 {
         self.other = self.word(self.offsets.consumer).load(Ordering::Acquire);
         self.own.wrapping_sub(self.other)
@@ -117,8 +117,8 @@ impl<T: Copy> Ring<T> {
         available
     }
 
-    /// Consuming side: reads one entry; the caller has asked for `available`.
-    /// The slot returns to the kernel with [`Ring::release`].
+    /// Consuming side: reads one entry; the caller has checked `available`. The slot
+    /// returns to the kernel with [`Ring::release`].
     pub(crate) fn pop(&mut self) -> T {
         // SAFETY: the caller saw an entry available, so the kernel wrote the
         // slot before publishing its producer index (acquire), and will not
@@ -128,7 +128,7 @@ impl<T: Copy> Ring<T> {
         value
     }
 
-    /// Consuming side: gives the slots of everything popped back.
+    /// Consuming side: returns the slots of everything popped.
     pub(crate) fn release(&mut self) {
         self.word(self.offsets.consumer)
             .store(self.own, Ordering::Release);

@@ -5,11 +5,11 @@ use std::os::fd::{AsRawFd, BorrowedFd};
 
 use crate::frame::FrameMemory;
 
-/// Flag of `xdp_umem_reg` (linux/if_xdp.h, Linux 6.11): `tx_metadata_len` counts.
+/// Flag of `xdp_umem_reg` (linux/if_xdp.h, Linux 6.11): `tx_metadata_len` is valid.
 const XDP_UMEM_TX_METADATA_LEN: u32 = 1 << 2;
 
-/// Registers frame memory with an AF_XDP socket, with so many bytes of transmit
-/// metadata; none for 0, which older kernels know.
+/// Registers frame memory with an AF_XDP socket, with `metadata` bytes of transmit
+/// metadata; 0 is none, which older kernels support.
 pub(crate) fn register(fd: BorrowedFd<'_>, memory: &FrameMemory, metadata: u32) -> io::Result<()> {
     let registration = libc::xdp_umem_reg {
         addr: memory.address() as u64,

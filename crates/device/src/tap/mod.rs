@@ -1,23 +1,23 @@
-//! A tap: an interface that Linux sees as an Ethernet card, with us as the
-//! machine at the other end of its cable.
+//! A tap: an interface that Linux sees as an Ethernet card, with us as the machine at the
+//! other end of its cable.
 //!
-//! For bulk transfer: with the virtio-net header before each frame, TCP
-//! segments of up to 64 KiB pass uncut both ways, and checksums between the two
-//! are not computed at all. Each frame costs one `read` or `write`, so AF_XDP is
-//! the device for packet rate.
+//! It is for bulk transfer. With the virtio-net header before each frame, TCP segments of
+//! up to 64 KiB pass unsplit in both directions. Checksums between the two are not
+//! computed at all. Each frame costs one `read` or `write`, so AF_XDP is the device for
+//! packet rate.
 //!
 //! ```text
 //!  kernel's TCP ─► tap interface ─► read ─► demux::drive ─► channels
 //!  kernel's TCP ◄─ tap interface ◄─ write ◄───────────────── transmit
 //! ```
 //!
-//! The stack behind it is a host of its own, with addresses of its own: there is
-//! no kernel behind it that could take what the demux leaves to one. Those
-//! frames end here, counted by the demux and in [`Counters::nobodys`]. The
-//! interface is ours alone, made when the device is opened; it goes when the
-//! device is dropped or its process dies, however that happens. It needs no
-//! neighbour resolution (IFF_NOARP); who opens it gives the kernel's end an
-//! address (`ip address add … dev NAME`).
+//! The stack behind it is a separate host with its own addresses. There is no kernel
+//! behind it to take the frames that the demux would leave to one. Those frames end here,
+//! counted by the demux and in [`Counters::nobodys`]. The interface is ours alone,
+//! created when the device is opened. It disappears when the device is dropped or its
+//! process dies, however that happens. It needs no neighbour resolution (IFF_NOARP). The
+//! process that opens it assigns the kernel's end an address
+//! (`ip address add … dev NAME`).
 
 mod queue;
 
@@ -41,10 +41,10 @@ use queue::{ReceiveHalf, TransmitHalf};
 pub const FRAME_SIZE: usize = 66 * 1024;
 /// Offset at which a received packet begins in its frame, as with AF_XDP.
 pub const HEADROOM: u16 = 256;
-/// Longest payload of a TCP segment that is sent uncut: with its headers, at
-/// their longest, it fits IP's 16-bit length.
+/// Longest payload of a TCP segment sent unsplit: with its headers, at their longest, it
+/// fits IP's 16-bit length.
 pub const SEGMENT_MAX: u32 = 65_160;
-/// Longest IP packet that is not cut.
+/// Longest IP packet that is not split.
 pub const MTU_MAX: u16 = 65_000;
 /// Fewest frames of memory.
 pub const FRAMES_MIN: u32 = 16;
@@ -54,10 +54,10 @@ pub const FRAMES_MAX: u32 = 65_536;
 /// How to make a tap.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Config {
-    /// Name of the interface, 1 to 15 characters; there must be none of this
-    /// name in the caller's network namespace.
+    /// Name of the interface, 1 to 15 characters; it must not exist in the caller's
+    /// network namespace.
     pub name: String,
-    /// Longest IP packet that either side sends uncut, 1280 to [`MTU_MAX`].
+    /// Longest IP packet that either side sends unsplit, 1280 to [`MTU_MAX`].
     pub mtu: u16,
     /// Frames of memory, 66 KiB each, [`FRAMES_MIN`] to [`FRAMES_MAX`].
     pub frames: u32,
@@ -74,22 +74,22 @@ impl Config {
     }
 }
 
-/// What became of frames, outside the demux.
+/// Counts of frames by their fate outside the demux.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Counters {
     /// Read from the interface.
     pub read: u64,
-    /// Of those, TCP segments longer than a packet.
+    /// TCP segments longer than a packet, among those read.
     pub long: u64,
-    /// Dropped unseen: every frame was with somebody.
+    /// Dropped unseen: no frame was free.
     pub no_frame: u64,
-    /// Dropped: no length of a frame.
+    /// Dropped: not a valid frame length.
     pub bad_length: u64,
-    /// For nobody here, and there is no kernel behind us.
+    /// For no application here, and there is no kernel behind us.
     pub nobodys: u64,
     /// Written to the interface.
     pub written: u64,
-    /// Given to transmit, and impossible: the kernel would not take it.
+    /// Queued for transmission, but refused by the kernel as impossible.
     pub refused: u64,
 }
 
@@ -114,7 +114,7 @@ fn count(counter: &AtomicU64) {
 pub struct CounterReader(Arc<Counts>);
 
 impl CounterReader {
-    /// What became of frames until now.
+    /// The counts so far.
     pub fn read(&self) -> Counters {
         let read = |counter: &AtomicU64| counter.load(Ordering::Relaxed);
         Counters {
@@ -131,11 +131,11 @@ impl CounterReader {
 
 /// An open tap.
 pub struct Tap {
-    /// Its one queue, which keeps the interface there.
+    /// Its one queue, which keeps the interface alive.
     pub queue: Queue,
     /// The tables it demultiplexes by.
     pub tables: Tables,
-    /// Link address of the kernel's end: where our frames go.
+    /// Link address of the kernel's end, to which our frames are sent.
     pub kernel: MacAddress,
     /// A link address for our end: the kernel's with one bit changed.
     pub own: MacAddress,
@@ -144,13 +144,16 @@ pub struct Tap {
 }
 
 impl Tap {
-    /// Makes the interface and brings it up.
+    /// Creates the interface and brings it up.
     ///
     /// # Errors
-    /// InvalidInput, with words, for a configuration out of range; EBUSY when
-    /// there is an interface of this name; EPERM without CAP_NET_ADMIN; ENOENT
-    /// where the kernel has no /dev/net/tun; what the kernel reports otherwise.
     /// Nothing is left behind.
+    ///
+    /// - InvalidInput, with an explanation: a configuration out of range
+    /// - EBUSY: there is an interface of this name
+    /// - EPERM: without CAP_NET_ADMIN
+    /// - ENOENT: the kernel has no /dev/net/tun
+    /// - otherwise what the kernel reports
     pub fn open(config: &Config) -> io::Result<Self> {
         let invalid = |what: String| Err(io::Error::new(io::ErrorKind::InvalidInput, what));
         if !(1280..=MTU_MAX).contains(&config.mtu) {
@@ -192,7 +195,7 @@ impl Tap {
             memory,
             counters: tables.trusted.counters(0),
         };
-        // Last: what the kernel sends from now on is read.
+        // Last: frames that the kernel sends from now on are read.
         interface::set_up(&config.name, config.mtu)?;
         Ok(Tap {
             queue,

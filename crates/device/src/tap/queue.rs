@@ -16,16 +16,14 @@ use crate::virtio_header::{self as header, LENGTH};
 
 use super::{Counts, HEADROOM, SEGMENT_MAX, count};
 
-/// Frames that wait for a flush at most.
+/// Maximum number of frames that wait for a flush.
 const TRANSMIT_RING: usize = 512;
 /// Bytes of an Ethernet header.
 const ETHERNET: usize = 14;
-/// What a frame that nobody has room for is read into. The kernel throws the
-/// rest away.
+/// Bytes of a frame that are read when no frame is free. The kernel discards the rest.
 const NO_ROOM: usize = LENGTH + ETHERNET;
 
-/// What the descriptor says of an interface that is down or gone, as AF_XDP
-/// would.
+/// Maps the descriptor's error for an interface that is down or gone to AF_XDP's.
 fn device_error(error: io::Error) -> io::Error {
     match error.raw_os_error() {
         Some(libc::EIO | libc::EBADFD) => io::Error::from_raw_os_error(libc::ENETDOWN),
@@ -46,7 +44,7 @@ pub(super) struct ReceiveHalf {
     memory: FrameMemory,
     tables: Tables,
     counts: Arc<Counts>,
-    /// Empty frames. The one used last is used next: its bytes are in the cache.
+    /// Empty frames. The last used is used next: its bytes are in the cache.
     fill: Vec<Frame>,
     received: VecDeque<Received>,
     budget: u32,
@@ -75,8 +73,8 @@ impl ReceiveHalf {
     /// Reads one frame. False when there is none.
     fn read(&mut self, now: u64) -> io::Result<bool> {
         let Some(mut frame) = self.fill.pop() else {
-            // Left where it is it would keep the descriptor readable, and those
-            // who sleep on it awake.
+            // If left unread it would keep the descriptor readable, and wake every thread
+            // that sleeps on it.
             let mut seen = [0; NO_ROOM];
             return match (&*self.file).read(&mut seen) {
                 Ok(_) => {
@@ -87,9 +85,9 @@ impl ReceiveHalf {
                 Err(error) => Err(device_error(error)),
             };
         };
-        // The longest that Linux gives to an interface uncut is 65,535 bytes
-        // with its Ethernet header, unless somebody turns BIG TCP on; the demux
-        // drops what was cut short here.
+        // Linux passes at most 65,535 bytes to an interface unsplit, with the Ethernet
+        // header, unless an operator enables BIG TCP. The demux drops frames truncated
+        // here.
         frame.set_extent(HEADROOM, u16::MAX);
         let mut header = header::PLAIN;
         let mut parts = [
@@ -140,7 +138,7 @@ impl ReceiveHalf {
 
 impl Receive for ReceiveHalf {
     fn poll(&mut self, _interrupt: Interrupt) -> io::Result<()> {
-        // The descriptor is readable while there are frames, whatever was asked.
+        // The descriptor is readable while there are frames, whatever was requested.
         let now = u64::try_from(self.start.elapsed().as_nanos()).unwrap_or(u64::MAX);
         for _ in 0..self.budget {
             if !self.read(now)? {
@@ -180,7 +178,7 @@ pub(super) struct TransmitHalf {
     /// Their extents begin at the header.
     waiting: VecDeque<Frame>,
     sent: Vec<Frame>,
-    /// The kernel takes long segments.
+    /// The kernel accepts long segments.
     cuts: bool,
 }
 

@@ -1,5 +1,5 @@
-//! The corpus, the set-up that its frames meet, and a source of mutations;
-//! shared by the tests of the demux.
+//! The corpus, the set-up for its frames, and a source of mutations; shared by the tests
+//! of the demux.
 #![allow(dead_code, reason = "each test uses a part")]
 
 use std::io;
@@ -21,7 +21,7 @@ pub mod waits;
 
 /// Key of the flow table in these tests.
 pub const HASH_KEY: [u64; 2] = [0x0706_0504_0302_0100, 0x0f0e_0d0c_0b0a_0908];
-/// What the cookies of these tests are made of.
+/// Parameters of the cookies of these tests.
 pub const COOKIES: CookieParameters = CookieParameters {
     key: *b"0123456789abcdef",
     epoch: Duration::from_nanos(123_456_789),
@@ -30,7 +30,7 @@ pub const COOKIES: CookieParameters = CookieParameters {
 };
 /// Channels that the set-up uses are below.
 pub const CHANNELS_USED: u16 = 18;
-/// Limit of the channel that soon is full.
+/// Limit of a channel that soon is full.
 pub const SMALL_LIMIT: u32 = 1;
 
 /// A frame of the corpus.
@@ -65,7 +65,7 @@ pub fn corpus() -> Vec<Sample> {
 pub const LINK: MacAddress = MacAddress([2, 0, 0, 0, 0, 1]);
 
 /// Circuits that an application owns: open, without a channel, of an application without
-/// tables, and with a channel that is soon full.
+/// tables, and with a channel that soon is full.
 pub fn circuits() -> [(Label, u16); 4] {
     [(0x1_0064, 0), (0x1_0065, 0), (0x1_0066, 5), (0xf_ffff, 0)]
         .map(|(label, application)| (Label::new(label).unwrap(), application))
@@ -74,7 +74,7 @@ pub fn circuits() -> [(Label, u16); 4] {
 /// Share of the flow of channel 6.
 pub const SHARE: u8 = 2;
 
-/// Fills tables with what the corpus was written for.
+/// Fills tables with the set-up that the corpus was written for.
 pub fn set_up(tables: &Tables) {
     let ip = |text: &str| text.parse::<IpAddr>().unwrap();
     let locals = ["192.0.2.1", "192.0.2.2", "2001:db8::1", "fe80::1"].map(ip);
@@ -108,17 +108,18 @@ pub fn set_up(tables: &Tables) {
             .connect(Udp, local, remote, channel(3))
             .unwrap();
     }
-    // Port 13: owned, but nobody listens.
+    // Port 13: owned, without a listener.
     tables.trusted.own_port(Udp, None, 13, 0).unwrap();
     // Port 15: the channel is closed.
     tables.trusted.own_port(Udp, None, 15, 0).unwrap();
     tables.embedded.listen(Udp, None, 15, channel(7)).unwrap();
     // Port 17: an application without tables.
     tables.trusted.own_port(Udp, None, 17, 5).unwrap();
-    // Port 19: a channel that is soon full.
+    // Port 19: a channel that soon is full.
     tables.trusted.own_port(Udp, None, 19, 0).unwrap();
     tables.embedded.listen(Udp, None, 19, channel(8)).unwrap();
-    // TCP 80: any address and one connected flow, which may have a share; 81: one address of two.
+    // TCP 80: any address and one connected flow, which may have a share; 81: one of two
+    // addresses.
     tables.trusted.own_port(Tcp, None, 80, 0).unwrap();
     tables.embedded.listen(Tcp, None, 80, channel(5)).unwrap();
     let (local, remote) = ("[2001:db8::1]:80", "[2001:db8:1::9]:1111");
@@ -183,7 +184,7 @@ pub fn set_up(tables: &Tables) {
             .set_cookies(port, CookieMode::Answer)
             .unwrap();
     }
-    // In the kernel its clock runs on, here as it is set: unbounded.
+    // In the kernel its clock runs on; here it is set: unlimited.
     tables
         .trusted
         .set_class(0, Class::NoConnection, ClassLimit::NONE);
@@ -236,7 +237,7 @@ pub fn mutate(bytes: &mut Vec<u8>, other: &[u8], random: &mut Random) {
             0 | 1 => bytes[place] ^= 1 << random.below(8),
             2 => bytes[place] = EDGES[random.below(EDGES.len())],
             3 => bytes[place] = random.next() as u8,
-            // Length fields, near what they say.
+            // Length fields, near their correct values.
             4 => {
                 let at = [16, 18, 38, 58][random.below(4)];
                 if let Some(byte) = bytes.get_mut(at + 1) {

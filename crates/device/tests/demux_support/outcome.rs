@@ -1,4 +1,4 @@
-//! What a run on a frame comes to, to compare two drivers by.
+//! The outcome of a run on a frame, for comparing two drivers.
 
 use tidewall_device::demux::layout::{Class, Counter, Metadata};
 use tidewall_device::demux::{NapiProbe, Tables, Verdict};
@@ -11,7 +11,7 @@ pub const PASS: u32 = 2;
 pub const TRANSMIT: u32 = 3;
 pub const REDIRECT: u32 = 4;
 
-/// What the two may differ in.
+/// The parts in which two runs may differ.
 #[derive(Debug, PartialEq, Eq)]
 pub struct Outcome {
     action: u32,
@@ -25,10 +25,10 @@ pub struct Outcome {
 }
 
 impl Outcome {
-    /// After a run that ended so.
+    /// The outcome after a run that ended so.
     pub fn new(tables: &Tables, action: u32, frame: Vec<u8>, metadata: Option<Metadata>) -> Self {
         let classes = Class::ALL.map(|class| tables.trusted.class(0, class));
-        // Each has come at a moment of its own.
+        // Each arrived at its own time.
         let metadata = metadata.map(|metadata| match metadata.waited_since() {
             0 => metadata,
             _ => Metadata {
@@ -60,8 +60,8 @@ impl Outcome {
         }
     }
 
-    /// After a run of [`tidewall_device::demux::drive`] on a frame, which is given as it
-    /// is then.
+    /// The outcome after a run of [`tidewall_device::demux::drive`] on a frame, which is
+    /// passed as it is afterwards.
     pub fn of_verdict(tables: &Tables, verdict: Verdict, frame: Vec<u8>) -> Self {
         let (action, frame, metadata) = match verdict {
             Verdict::Answered(answer) => (TRANSMIT, answer.as_bytes().to_vec(), None),

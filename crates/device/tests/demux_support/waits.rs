@@ -4,14 +4,14 @@ use std::net::SocketAddr;
 
 use super::corpus;
 
-/// Which segments a flow must let wait for this one to.
+/// The segments that a flow must permit to wait for this one to wait.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Wait {
     /// Acknowledgments that carry nothing else.
     Bare,
     /// All.
     All,
-    /// It wakes somebody whatever the flow says.
+    /// It wakes a thread whatever the flow permits.
     Never,
 }
 

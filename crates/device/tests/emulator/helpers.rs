@@ -1,4 +1,4 @@
-//! The helpers (man 7 bpf-helpers) that an XDP program of ours may call.
+//! The helpers (man 7 bpf-helpers) that our XDP programs may call.
 
 use aya_obj::generated::bpf_func_id::{self, *};
 use aya_obj::generated::bpf_map_type::*;
@@ -13,7 +13,7 @@ fn error(number: i32) -> u64 {
     -i64::from(number) as u64
 }
 
-/// What a helper that refuses or not returns.
+/// The return value of a helper that succeeds or refuses.
 fn status(good: bool) -> u64 {
     if good { 0 } else { error(libc::EINVAL) }
 }
@@ -39,7 +39,7 @@ const HELPERS: [(bpf_func_id, &str); 17] = [
 ];
 
 impl Emulator<'_> {
-    /// Calls a helper; what it returns.
+    /// Calls a helper; returns its result.
     pub(super) fn helper(&mut self, number: u32, arguments: [u64; 5]) -> Result<u64, Fault> {
         let known = HELPERS.iter().find(|(id, _)| *id as u32 == number);
         let Some(&(id, name)) = known else {
@@ -74,7 +74,7 @@ impl Emulator<'_> {
         result.map_err(|what: String| self.fault(format!("{name}: {what}")))
     }
 
-    /// A `bpf_sock` with no more than its state, or none.
+    /// A `bpf_sock` with only its state, or none.
     fn socket(&mut self, name: &'static str, arguments: [u64; 5]) -> Result<u64, String> {
         const STATE: usize = 72;
         let [context, tuple, length, namespace, flags] = arguments;
@@ -103,7 +103,7 @@ impl Emulator<'_> {
         let number = self.number_of(pointer)?;
         let map = &mut self.maps[number];
         if id == BPF_FUNC_redirect_map {
-            // The third argument, flags, is what it returns if nothing is there.
+            // The third argument, flags, is the return value if nothing is found.
             let there = map.elements.contains_key(&(key as u32).to_ne_bytes()[..]);
             return Ok(if there { REDIRECT } else { value & 3 });
         }
@@ -150,7 +150,7 @@ impl Emulator<'_> {
             BPF_FUNC_xdp_adjust_head => Ok(status(self.memory.adjust_head(delta))),
             BPF_FUNC_xdp_adjust_tail => Ok(status(self.memory.adjust_tail(delta))),
             BPF_FUNC_xdp_load_bytes => {
-                // The buffer must be there even if the frame is too short.
+                // The buffer must exist even if the frame is too short.
                 self.memory.load(buffer, length as usize)?;
                 let Some(place) = place else {
                     return Ok(status(false));

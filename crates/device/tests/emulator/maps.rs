@@ -1,4 +1,4 @@
-//! Maps, and what fills them from outside.
+//! Maps, and their contents set from outside.
 
 use std::collections::BTreeMap;
 
@@ -12,7 +12,7 @@ use super::memory::Memory;
 use super::raw_memory::Shared;
 use super::{Emulator, MAPS};
 
-/// A map. What an element holds lies in the machine's memory.
+/// A map. Values lie in the machine's memory.
 pub(super) struct Map {
     name: String,
     pub(super) kind: bpf_map_type,
@@ -30,7 +30,7 @@ impl Map {
             .expect("a type of map");
         let (value, most) = (map.value_size() as usize, map.max_entries());
         let mut elements = BTreeMap::new();
-        // One processor runs this, so an array of each is an array.
+        // One processor runs this, so a per-CPU array is an array.
         if matches!(kind, BPF_MAP_TYPE_ARRAY | BPF_MAP_TYPE_PERCPU_ARRAY) {
             for index in 0..most {
                 let mut bytes = map.data().to_vec();
@@ -58,11 +58,11 @@ impl Map {
     }
 }
 
-/// What `build.rs` compiles.
+/// The object that `build.rs` compiles.
 static OBJECT: &[u8] = include_bytes!(concat!(env!("OUT_DIR"), "/demux.bpf.o"));
 
 impl<'a> Emulator<'a> {
-    /// The compiler's name for itself in the object.
+    /// The compiler's own name in the object.
     pub fn compiler() -> String {
         let mut strings = OBJECT.split(|&byte| byte == 0).map(String::from_utf8_lossy);
         let producer = strings.find(|text| text.contains("clang version"));
@@ -87,7 +87,7 @@ impl<'a> Emulator<'a> {
         found.unwrap_or_else(|| panic!("the program has no map {name}"))
     }
 
-    /// Lets an array have shared memory for its first element.
+    /// Makes an array use shared memory for its first element.
     pub fn share(&mut self, map: &str, shared: Shared<'a>) {
         let at = self.maps[self.number(map)].first();
         self.memory.share(at, shared);
@@ -102,7 +102,7 @@ impl<'a> Emulator<'a> {
         map.elements.insert(key.to_vec(), at);
     }
 
-    /// Enters a map in an array of maps.
+    /// Enters a map into an array of maps.
     pub fn insert_map(&mut self, outer: &str, index: u32, inner: &str) {
         let (outer, inner) = (self.number(outer), self.number(inner));
         let pointer = MAPS + inner as u64;

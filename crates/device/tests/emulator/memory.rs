@@ -1,4 +1,4 @@
-//! What the program may touch, and where it is.
+//! The memory that the program may access, and its addresses.
 
 use std::collections::BTreeMap;
 use std::ops::Range;
@@ -6,11 +6,11 @@ use std::ops::Range;
 use super::raw_memory::Shared;
 use super::{CONTEXT, FRAME, HEADROOM, LONGEST, VALUES};
 
-/// Between two values: what runs out of one reaches nothing.
+/// Between two values: an access beyond one reaches nothing.
 const GAP: u64 = 4096;
 /// The kernel keeps its struct xdp_frame at the start of the headroom.
 const RESERVED: usize = 40;
-/// Most metadata, of which some kernels take more.
+/// Maximum metadata, of which some kernels permit more.
 const METADATA: usize = 32;
 const ETHERNET: usize = 14;
 
@@ -21,7 +21,7 @@ enum Bytes<'a> {
 
 struct Region<'a> {
     bytes: Bytes<'a>,
-    /// What of it is there for the program.
+    /// The part of it that the program may access.
     window: Range<usize>,
     writable: bool,
 }
@@ -47,7 +47,7 @@ impl<'a> Memory<'a> {
         at
     }
 
-    /// Adds memory at an address that is free.
+    /// Adds memory at a free address.
     pub(super) fn add_at(&mut self, at: u64, bytes: Vec<u8>) {
         let region = Region {
             window: 0..bytes.len(),
@@ -57,14 +57,14 @@ impl<'a> Memory<'a> {
         self.regions.insert(at, region);
     }
 
-    /// Adds memory; its address.
+    /// Adds memory; returns its address.
     pub(super) fn add(&mut self, bytes: Vec<u8>) -> u64 {
         let at = self.allocate(bytes.len());
         self.add_at(at, bytes);
         at
     }
 
-    /// Puts shared memory in the place of what is at an address.
+    /// Replaces the memory at an address with shared memory.
     pub(super) fn share(&mut self, at: u64, shared: Shared<'a>) {
         if let Some(region) = self.regions.get_mut(&at) {
             assert_eq!(shared.len(), region.window.end, "the size of the value");
@@ -78,7 +78,7 @@ impl<'a> Memory<'a> {
         }
     }
 
-    /// Takes memory away.
+    /// Removes memory.
     pub(super) fn remove(&mut self, at: u64) {
         self.regions.remove(&at);
     }
@@ -180,7 +180,7 @@ impl<'a> Memory<'a> {
         self.end - self.data
     }
 
-    /// Address of so many bytes of the frame, if it has them.
+    /// Address of this many bytes of the frame, if it has them.
     pub(super) fn in_frame(&self, offset: u64, length: u64) -> Option<u64> {
         let inside = offset.checked_add(length)? <= self.frame_length() as u64;
         inside.then_some(FRAME + self.data as u64 + offset)
@@ -224,7 +224,7 @@ impl<'a> Memory<'a> {
         good
     }
 
-    /// Opens a record of a ring buffer that holds so many bytes; 0: no room.
+    /// Opens a ring buffer record of this many bytes; 0: no room.
     pub(super) fn open_record(&mut self, length: usize, ring: usize) -> u64 {
         if length + 8 > ring {
             return 0;
@@ -238,7 +238,7 @@ impl<'a> Memory<'a> {
         !self.open.is_empty()
     }
 
-    /// Closes a record; its bytes, if it was one.
+    /// Closes a record; returns its bytes, if it was one.
     pub(super) fn close_record(&mut self, at: u64) -> Option<Vec<u8>> {
         let place = self.open.iter().position(|&open| open == at)?;
         self.open.swap_remove(place);

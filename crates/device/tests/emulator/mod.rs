@@ -1,11 +1,11 @@
-//! The driver program without a kernel: its object, linked as the loader links
-//! it, run on one frame by an interpreter of eBPF (RFC 9669). Needs no privilege.
+//! The driver program without a kernel: its object, linked as the loader links it, run on
+//! one frame by an interpreter of eBPF (RFC 9669). Needs no privilege.
 //!
-//! What it adds to a run in the kernel: the count of instructions, a clock that
-//! the caller sets, and a check of every access. Memory that does not exist,
-//! that lies beyond the frame or that may not be written is a [`Fault`].
+//! Beyond a run in the kernel it has the count of instructions, a clock that the caller
+//! sets, and a check of every access. An access to memory that does not exist, that lies
+//! beyond the frame or that may not be written is a [`Fault`].
 //!
-//! What it is not: the verifier. What it runs need not be loadable.
+//! It is not the verifier: a program that it runs need not be loadable.
 #![allow(dead_code, reason = "each user takes a part")]
 
 mod helpers;
@@ -22,16 +22,16 @@ use aya_obj::generated as bpf;
 use maps::Map;
 use memory::Memory;
 
-/// Where the kernel puts a frame in its buffer: XDP_PACKET_HEADROOM.
+/// Offset at which the kernel puts a frame in its buffer: XDP_PACKET_HEADROOM.
 const HEADROOM: usize = 256;
-/// Longest frame that a page holds beside the headroom and skb_shared_info.
+/// Longest frame that fits into a page beside the headroom and skb_shared_info.
 const LONGEST: usize = 4096 - HEADROOM - 320;
 const STACK: usize = 512;
 /// MAX_CALL_FRAMES.
 const CALL_FRAMES: u64 = 8;
 /// More than this is a loop without an end.
 const INSTRUCTIONS: u64 = 1_000_000;
-/// In registers that a function must not read.
+/// Value of registers that a function must not read.
 const POISON: u64 = 0xdead_dead_dead_dead;
 
 // Addresses of the machine; those in the context must fit in 32 bits. Maps
@@ -43,8 +43,8 @@ const STACK_STRIDE: u64 = 0x1000;
 const VALUES: u64 = 0x1000_0000;
 const MAPS: u64 = 0xffff_0000_0000;
 
-/// What a run ends with that the verifier would not let run, or that is missing
-/// here; in words, with the place in the program.
+/// The error of a run that the verifier would not permit, or that needs something missing
+/// here; described in words, with the place in the program.
 #[derive(Debug)]
 pub struct Fault(String);
 
@@ -54,7 +54,7 @@ impl fmt::Display for Fault {
     }
 }
 
-/// What the program made of a frame.
+/// The result of a run on a frame.
 #[derive(Debug)]
 pub struct Run {
     /// `enum xdp_action`.
@@ -92,15 +92,15 @@ pub struct Emulator<'a> {
     helpers: BTreeMap<&'static str, u64>,
     /// Records of ring buffers that the program has submitted.
     pub records: Vec<Vec<u8>>,
-    /// What `bpf_ktime_get_ns` says.
+    /// The result of `bpf_ktime_get_ns`.
     pub time: u64,
-    /// Sockets of the kernel: each its helper's `bpf_sock_tuple` and its state.
+    /// Kernel sockets: each its helper's `bpf_sock_tuple` and its state.
     pub sockets: HashMap<(&'static str, Vec<u8>), u32>,
 }
 
 impl<'a> Emulator<'a> {
-    /// Links a program of an object file and makes the object's maps: arrays
-    /// zeroed or as their section has them, all others empty.
+    /// Links a program of an object file and creates the object's maps: arrays zeroed or
+    /// as in their section, all others empty.
     pub fn load(object: &[u8], program: &str) -> Self {
         let mut object = Object::parse(object).expect("an object of clang's");
         let names: HashMap<u32, String> = object
@@ -164,7 +164,7 @@ impl<'a> Emulator<'a> {
         }
     }
 
-    /// Runs the program on a frame that came in on a queue.
+    /// Runs the program on a frame that arrived on a queue.
     pub fn run(&mut self, frame: &[u8], queue: u32) -> Result<Run, Fault> {
         self.instructions = 0;
         self.helpers.clear();
@@ -198,13 +198,13 @@ impl<'a> Emulator<'a> {
         ))
     }
 
-    /// Calls the function at an instruction; what it returns.
+    /// Calls the function at an instruction; returns its result.
     fn function(&mut self, entry: usize, arguments: [u64; 5], depth: u64) -> Result<u64, Fault> {
         if depth == CALL_FRAMES {
             return Err(self.fault("calls too deep"));
         }
         let stack = STACKS + depth * STACK_STRIDE;
-        // What is there first must not matter.
+        // The initial contents must not matter.
         self.memory.add_at(stack, vec![0xa5; STACK]);
         let mut registers = [POISON; 11];
         registers[1..6].copy_from_slice(&arguments);
@@ -347,7 +347,7 @@ impl<'a> Emulator<'a> {
     }
 }
 
-/// What an operation makes of two values; `None` for one that is none.
+/// The result of an operation on two values; `None` for an invalid operation.
 fn arithmetic(operation: u32, a: u64, b: u64, wide: bool) -> Option<u64> {
     let (mask, shift) = if wide {
         (u64::MAX, b & 63)
@@ -376,7 +376,7 @@ fn arithmetic(operation: u32, a: u64, b: u64, wide: bool) -> Option<u64> {
     )
 }
 
-/// Whether a jump is taken; `None` for one that is none.
+/// Whether a jump is taken; `None` for an invalid condition.
 fn condition(operation: u32, a: u64, b: u64, wide: bool) -> Option<bool> {
     let unsigned = |value: u64| if wide { value } else { (value as u32).into() };
     let signed = |value: u64| {

@@ -1,5 +1,4 @@
-//! Memory that the program shares with what runs it, as it does a map that
-//! user space has mapped.
+//! Memory that the program shares with its runner, like a map that user space has mapped.
 
 use std::marker::PhantomData;
 
@@ -10,7 +9,7 @@ pub struct Shared<'a> {
     owner: PhantomData<&'a ()>,
 }
 
-/// What may be shared: integers and atomics in `repr(C)`, of which the program
+/// Types that may be shared: integers and atomics in `repr(C)`, of which the program
 /// writes only the atomics.
 pub trait Table {}
 impl Table for tidewall_device::demux::layout::Device {}
@@ -27,17 +26,17 @@ impl<'a> Shared<'a> {
         }
     }
 
-    /// How many bytes there are.
+    /// Number of bytes.
     pub fn len(&self) -> usize {
         self.length
     }
 
-    /// Copies bytes from `offset` on; they must be there.
+    /// Copies bytes from `offset` on; they must exist.
     pub fn read(&self, offset: usize, bytes: &mut [u8]) {
         assert!(offset + bytes.len() <= self.length);
-        // SAFETY: within the table, which is borrowed for 'a and has no padding
-        // that is not a field; nobody writes it meanwhile: the emulator runs on
-        // the thread that holds the tables.
+        // SAFETY: within the table, which is borrowed for 'a and has no padding that is
+        // not a field. Nothing writes it meanwhile: the emulator runs on the thread that
+        // holds the tables.
         unsafe {
             self.start
                 .add(offset)
@@ -45,7 +44,7 @@ impl<'a> Shared<'a> {
         };
     }
 
-    /// Writes bytes from `offset` on; they must be there.
+    /// Writes bytes from `offset` on; they must exist.
     pub fn write(&self, offset: usize, bytes: &[u8]) {
         assert!(offset + bytes.len() <= self.length);
         // SAFETY: as for `read`; what the program writes are atomics, which may

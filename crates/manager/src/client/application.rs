@@ -1,4 +1,4 @@
-//! A device that a manager owns, as an application of it has it.
+//! A device that a manager owns, as seen by an application of it.
 
 use std::io;
 use std::os::fd::AsFd;
@@ -14,27 +14,27 @@ use super::{Client, Handed};
 use crate::XdpMode;
 use crate::protocol::{Join, as_text};
 
-/// What a stack without privileges is on: queues that a manager has made, the
+/// The device of a stack without privileges: queues that a manager has made, the
 /// application's own tables, and the manager. The counterpart of [`crate::AfXdp`].
 #[derive(Debug)]
 pub struct Application {
-    /// Where to ask.
+    /// Connection for requests to the manager.
     pub client: Arc<Client>,
     /// Its tables.
     pub tables: Arc<ApplicationTables>,
     /// Name of the interface.
     pub interface: String,
-    /// Name of the interface's driver; empty where it names none.
+    /// Name of the interface's driver; empty if it reports none.
     pub driver: String,
-    /// Where the driver program runs.
+    /// The mode in which the driver program runs.
     pub mode: XdpMode,
     /// True when the driver moves frames without copying.
     pub zero_copy: bool,
-    /// Transmit queues of the interface, 0 where that is not known.
+    /// Transmit queues of the interface, 0 if not known.
     pub transmit_queues: u32,
-    /// As [`crate::AfXdp`] has it.
+    /// As in [`crate::AfXdp`].
     pub checksums: Checksums,
-    /// The party that cuts long TCP segments: the stack where it does so on any queue.
+    /// The party that splits long TCP segments; the stack if it does so on any queue.
     pub segmentation: Segmentation,
     /// True when frames may carry checksums that a sender on this host left to its
     /// (virtual) device.
@@ -42,7 +42,7 @@ pub struct Application {
 }
 
 impl Application {
-    /// Joins the manager at a path, and takes over the queues that it hands out.
+    /// Joins the manager at a path, and takes over the queues that it hands over.
     ///
     /// # Errors
     /// As [`Client::join`]; EINVAL before Linux 6.4, which hands no queue over; what the
@@ -62,7 +62,7 @@ impl Application {
         let counters = DriverCounters::of_map(counters.as_fd())?;
         let manager = Arc::new(Manager::new(client.clone()));
         let transmit_queues = joined.transmit_queues;
-        // A private application's frames leave by its pair, which judges them.
+        // A private application's frames leave by its pair, which filters them.
         let is_trusted = joined.private == 0;
         let (mut queues, mut zero_copy) = (Vec::new(), true);
         let (mut checksums, mut segmentation) = (None, None);

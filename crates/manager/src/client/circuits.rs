@@ -1,5 +1,4 @@
-//! Circuits of an application: what it asks for, and presents to a manager that was started
-//! anew.
+//! Circuits of an application: its requests, and what it presents to a restarted manager.
 
 use std::collections::{BTreeMap, VecDeque};
 use std::fmt;
@@ -20,23 +19,23 @@ use crate::protocol::{
     AtmRelease, AtmSap, CallNumber, CircuitNumber, Empty, ListenerNumber, MESSAGE_BYTES, Request,
 };
 
-/// Who is given the connection of each run of the manager, by which that says what becomes of
-/// calls, to read from. The number grows with each.
+/// Callback that receives the notice connection of each run of the manager, to read
+/// reports of calls from. The number grows with each.
 pub type Deliver = dyn Fn(u32, Arc<Connection>) + Send + Sync;
 
-/// What a later run of the manager is to know.
+/// The state that a later run of the manager must know.
 #[derive(Default)]
 pub(super) struct Presentable {
     deliver: Option<Arc<Deliver>>,
-    /// How many connections of notices there were, and the last; none until the manager is
-    /// presented with the rest.
+    /// Number of notice connections so far, and the last; `None` until the manager has
+    /// been presented with the rest.
     runs: u32,
     notices: Option<Arc<Connection>>,
     /// Messages that it had no room for, in order.
     unsaid: VecDeque<([u8; MESSAGE_BYTES], Option<OwnedFd>)>,
     permanent: Vec<CircuitNumber>,
     listeners: Vec<AtmListen>,
-    /// Calls that are active, by the application's number.
+    /// Active calls, by the application's number.
     calls: BTreeMap<u32, AtmReference>,
 }
 
@@ -46,10 +45,10 @@ impl fmt::Debug for Presentable {
     }
 }
 
-/// The connection of notices of a run of the manager; `None` for one without circuits.
+/// The notice connection of a run of the manager; `None` for one without circuits.
 pub(super) type Notices = Option<(u32, Arc<Connection>)>;
 
-/// What the next manager is presented with.
+/// The state to present to the next manager.
 pub(super) struct ToPresent {
     deliver: Arc<Deliver>,
     run: u32,
@@ -58,8 +57,8 @@ pub(super) struct ToPresent {
 }
 
 impl Presentable {
-    /// Says something by the connection of notices, without a wait. Returns which run of the
-    /// manager hears it.
+    /// Sends a message by the notice connection, without waiting. Returns which run of
+    /// the manager receives it.
     ///
     /// # Errors
     /// EUNATCH without one; what the kernel reports.
@@ -79,7 +78,7 @@ impl Presentable {
         Ok(self.runs)
     }
 
-    /// Says what there is room for.
+    /// Sends the messages that there is room for.
     pub(super) fn flush(&mut self) {
         let Some(notices) = &self.notices else { return };
         while let Some((message, beside)) = self.unsaid.front() {
@@ -96,18 +95,18 @@ impl Presentable {
         !self.unsaid.is_empty()
     }
 
-    /// The connection of notices, while something waits for room.
+    /// The notice connection, while a message waits for room.
     pub(super) fn waits_to_say(&self) -> Option<Arc<Connection>> {
         self.notices.clone().filter(|_| self.has_unsaid())
     }
 
-    /// The manager is gone, and hears nothing any more.
+    /// Records that the manager is gone and receives nothing more.
     pub(super) fn lose(&mut self) {
         self.notices = None;
         self.unsaid.clear();
     }
 
-    /// Takes the connection of notices of a manager that was asked for it.
+    /// Takes the notice connection of a manager that was asked for it.
     ///
     /// # Errors
     /// InvalidData without one.
@@ -121,7 +120,7 @@ impl Presentable {
         Ok(())
     }
 
-    /// What the next manager is presented with; `None` without circuits.
+    /// The state to present to the next manager; `None` without circuits.
     pub(super) fn to_present(&self) -> Option<ToPresent> {
         let deliver = self.deliver.clone()?;
         let permanent = self.permanent.iter();
@@ -136,7 +135,8 @@ impl Presentable {
         })
     }
 
-    /// The manager knows these calls, and hears by `notices` from now on.
+    /// Records that the manager knows these calls, and receives messages by `notices`
+    /// from now on.
     pub(super) fn presented(&mut self, notices: Notices, calls: &[u32]) {
         let Some((run, notices)) = notices else {
             return;
@@ -157,8 +157,8 @@ impl Presentable {
 }
 
 impl ToPresent {
-    /// Presents circuits and calls. Of calls that are refused the manager says that they have
-    /// ended. Returns its connection of notices, and the calls that it knows.
+    /// Presents circuits and calls. For calls that are refused the manager reports that
+    /// they have ended. Returns its notice connection, and the calls that it knows.
     ///
     /// # Errors
     /// TimedOut, ConnectionReset.
@@ -169,7 +169,7 @@ impl ToPresent {
     ) -> io::Result<(Notices, Vec<u32>)> {
         let descriptors = match session.ask(&Request::AttachAtm(Empty {}), &[]) {
             Err(error) if is_gone(&error) => return Err(error),
-            // It has no ATM any more.
+            // It no longer has ATM.
             Err(_) => return Ok((None, Vec::new())),
             Ok((_, received)) => received.descriptors,
         };
@@ -183,7 +183,7 @@ impl ToPresent {
             let request = Request::AtmPresent(AtmPresent { call, reference });
             match session.ask(&request, &[]) {
                 Err(error) if is_gone(&error) => return Err(error),
-                // The manager says that it has ended.
+                // The manager reports that it has ended.
                 Err(_) => forget(call),
                 Ok(_) => known.push(call),
             }
@@ -198,20 +198,21 @@ fn notices_of(descriptors: Vec<OwnedFd>) -> io::Result<Arc<Connection>> {
     Ok(Arc::new(Connection::of_descriptor(notices)?))
 }
 
-/// Takes one of a list away, the last of several that are equal.
+/// Removes one element of a list, the last of several that are equal.
 fn take_one<T: PartialEq>(list: &mut Vec<T>, one: &T) {
     if let Some(place) = list.iter().rposition(|other| other == one) {
         list.remove(place);
     }
 }
 
-/// Circuits. Numbers of calls and listeners are the application's to choose.
+/// Circuits. The application chooses the numbers of calls and listeners.
 impl Client {
-    /// Begins to have circuits. `deliver` gets the connection of notices of this and of each
-    /// later run of the manager.
+    /// Starts the use of circuits. `deliver` receives the notice connection of this and
+    /// of each later run of the manager.
     ///
     /// # Errors
-    /// EUNATCH where the manager's interface is none of ATM; what the connection reports.
+    /// EUNATCH where the manager's interface is not an ATM one; what the connection
+    /// reports.
     pub fn attach_atm(&self, deliver: Arc<Deliver>) -> io::Result<AtmAttached> {
         self.link.state().circuits.deliver = Some(deliver);
         let attached = match self.ask(&Request::AttachAtm(Empty {}), None) {
@@ -225,14 +226,14 @@ impl Client {
         attached
     }
 
-    /// Has the driver give the application the frames of a permanent circuit.
+    /// Makes the driver deliver a permanent circuit's frames to the application.
     ///
     /// # Errors
     /// EACCES where it may not; EADDRINUSE where another application, or a call, has it;
     /// what the connection reports.
     pub fn open_circuit(&self, circuit: Circuit) -> io::Result<()> {
         let of = CircuitNumber::of(circuit);
-        // Before it is asked for, so that a manager that is restarted meanwhile knows of it.
+        // Recorded before the request, so that a manager restarted meanwhile knows of it.
         self.link.state().circuits.permanent.push(of.clone());
         let asked = self.ask(&Request::OpenCircuit(of.clone()), None);
         asked.map(drop).inspect_err(|_| {
@@ -240,7 +241,7 @@ impl Client {
         })
     }
 
-    /// Leaves them to the kernel again.
+    /// Leaves the circuit's frames to the kernel again.
     pub fn close_circuit(&self, circuit: Circuit) {
         let of = CircuitNumber::of(circuit);
         let request = Request::CloseCircuit(of.clone());
@@ -248,11 +249,11 @@ impl Client {
         self.link.give_back(&request, forget);
     }
 
-    /// Has a listener called.
+    /// Registers a listener for calls.
     ///
     /// # Errors
-    /// EADDRNOTAVAIL for a number that is another system's, EADDRINUSE where another listens
-    /// there for the same; what the connection reports.
+    /// EADDRNOTAVAIL for a number of another system, EADDRINUSE where another application
+    /// listens there for the same; what the connection reports.
     pub fn atm_listen(
         &self,
         listener: u32,
@@ -273,7 +274,7 @@ impl Client {
         })
     }
 
-    /// Has it called no more.
+    /// Removes a listener.
     pub fn atm_unlisten(&self, listener: u32) {
         let request = Request::AtmUnlisten(ListenerNumber { listener });
         let forget = |state: &mut State| {
@@ -285,7 +286,7 @@ impl Client {
         self.link.give_back(&request, forget);
     }
 
-    /// Calls somebody; what becomes of it the connection of notices of this run says.
+    /// Places a call. This run's notice connection reports the outcome.
     ///
     /// # Errors
     /// EUNATCH; what the connection reports.
@@ -305,8 +306,9 @@ impl Client {
         self.link.say(&request, deadline())
     }
 
-    /// Takes a call that waits for a listener, and whose circuit is open; `circuit`: the
-    /// caller's end of that of a local one. One that is no more by now is said to have ended.
+    /// Accepts a call that waits for a listener, and whose circuit is open. `circuit`:
+    /// for a local call, the caller's end of its circuit. A call that no longer exists is
+    /// reported as ended.
     ///
     /// # Errors
     /// ConnectionReset where the manager is gone, and the call with it.
@@ -323,21 +325,22 @@ impl Client {
         })
     }
 
-    /// Refuses a call that waits for a listener.
+    /// Rejects a call that waits for a listener.
     pub fn atm_refuse(&self, listener: u32, reference: &AtmReference, cause: u8) {
         let request = accept(listener, 0, reference, cause);
         self.link.let_know(&request, |_| {});
     }
 
-    /// A call of the application is active, and its circuit open: a later run of the manager
-    /// is to know it, and the other end, where that is not with this manager.
+    /// Records that a call of the application is active, and its circuit open. A later
+    /// run of the manager must know it, and so must the other end, if that is not with
+    /// this manager.
     pub fn atm_is_active(&self, call: u32, reference: AtmReference) {
         let acknowledges = reference.ours == 1 && reference.local == 0;
         let remember = |state: &mut State| {
             state.circuits.calls.insert(call, reference);
         };
         if acknowledges {
-            // Where the manager is gone, the other end asks in time.
+            // If the manager is gone, the other end asks in time.
             let request = Request::AtmAcknowledge(CallNumber { call });
             self.link.let_know(&request, remember);
         } else {
@@ -345,7 +348,7 @@ impl Client {
         }
     }
 
-    /// The manager has said that a call has ended.
+    /// Records the manager's report that a call has ended.
     pub fn atm_has_ended(&self, call: u32) {
         self.link.state().circuits.forget_call(call);
     }

@@ -1,8 +1,8 @@
 //! The connection to a manager, which may be restarted meanwhile.
 //!
 //! One thread reads the connection, reconnects and presents the application. The lock is
-//! held for moments only, never while the manager is waited for: a caller that needs an
-//! answer sleeps without it, until a deadline, and all others write and go on.
+//! held for moments only, never while waiting for the manager. A caller that needs an
+//! answer sleeps without the lock, until a deadline; all others write and go on.
 
 use std::collections::{HashMap, VecDeque};
 use std::io;
@@ -45,7 +45,7 @@ pub(super) struct Shared {
     /// [`super::Client::lent`].
     lent: Arc<AtomicU32>,
     state: Mutex<State>,
-    /// An answer has come, or the connection has changed.
+    /// An answer has arrived, or the connection has changed.
     changed: Condvar,
     /// Ends the thread's sleep.
     wake: WakeFd,
@@ -53,42 +53,42 @@ pub(super) struct Shared {
     check: OnceLock<fn()>,
 }
 
-/// What the lock guards.
+/// The state that the lock guards.
 #[derive(Debug)]
 pub(super) struct State {
     /// `None` while no manager knows the application.
     connection: Option<Arc<Connection>>,
     /// The next manager's, until it knows the application.
     presenting: Option<Arc<Connection>>,
-    /// The id of the last request.
+    /// Id of the last request.
     last: u32,
     /// Messages that the connection had no room for, in order.
     unsent: VecDeque<Unsent>,
-    /// Requests whose answers are wanted, by id; `None` until the answer comes.
+    /// Requests whose answers are wanted, by id; `None` until the answer arrives.
     asked: HashMap<u32, Option<Answered>>,
     /// A deadline has passed since the manager's last message.
     silent: bool,
-    /// Ports owned or asked for, by the cookie of a copy of the socket that holds each.
+    /// Ports owned or requested, by the cookie of a copy of the socket that holds each.
     holders: Vec<(u64, Unshared<OwnedFd>, Port)>,
     pub(super) leases: Vec<Block>,
-    /// There will be no manager any more, and why.
+    /// Set if there will be no further manager: the reason.
     ended: Option<String>,
     lent: Arc<AtomicU32>,
     pub(super) circuits: Presentable,
 }
 
-/// What became of a request.
+/// The outcome of a request.
 pub(super) type Answered = io::Result<(Answer, Received)>;
 
 #[derive(Debug)]
 struct Unsent {
     message: [u8; MESSAGE_BYTES],
     beside: Option<OwnedFd>,
-    /// Of a request whose answer is wanted, else 0.
+    /// Id of a request whose answer is wanted, else 0.
     id: u32,
 }
 
-/// What a manager was presented with.
+/// The state that a manager was presented with.
 struct Presented {
     holders: Vec<u64>,
     leases: [Blocks; 2],
@@ -117,7 +117,7 @@ impl Link {
             lent: Arc::clone(&lent),
             circuits: Presentable::default(),
         };
-        // A private application hears of it.
+        // A private application is notified.
         if let Some(lent) = session.lent().or((!private).then_some(true)) {
             state.note_polling(lent);
         }
@@ -158,7 +158,7 @@ impl Link {
         let _ = self.shared.check.set(check);
     }
 
-    /// The state, if no other thread has it.
+    /// The state, unless another thread holds it.
     ///
     /// # Errors
     /// WouldBlock.
@@ -170,7 +170,7 @@ impl Link {
         }
     }
 
-    /// Writes a request that is not answered, if that needs no wait.
+    /// Writes a request without an answer, unless that would block.
     ///
     /// # Errors
     /// WouldBlock; NotConnected without a manager.
@@ -183,12 +183,13 @@ impl Link {
         connection.send_now(&request.emit(0), &[])
     }
 
-    /// Asks, for [`Link::take_answer`], if that needs no wait. Returns the request's id.
+    /// Sends a request, for [`Link::take_answer`], unless that would block. Returns the
+    /// request's id.
     ///
     /// # Errors
     /// WouldBlock; NotConnected without a manager.
     pub(super) fn begin(&self, request: &Request) -> io::Result<u32> {
-        // Held for moments only; what is not asked now leaves the device as it was.
+        // Held for moments only; a request not made now leaves the device as it was.
         let mut state = self.state();
         state.connection()?;
         if !state.unsent.is_empty() {
@@ -199,19 +200,19 @@ impl Link {
         Ok(id)
     }
 
-    /// The answer to [`Link::begin`]; `None` until it has come.
+    /// The answer to [`Link::begin`]; `None` until it has arrived.
     pub(super) fn take_answer(&self, id: u32) -> Option<Answered> {
         self.now().ok()?.take_answer(id)
     }
 
-    /// No one waits for an answer any more.
+    /// Discards an answer that is no longer wanted.
     pub(super) fn forget_answer(&self, id: u32) {
         self.state().asked.remove(&id);
     }
 
-    /// Writes a request that takes something back, after `forget` has forgotten it here. No
-    /// answer is waited for. A manager that is gone need not hear of it: the next one is not
-    /// presented with it.
+    /// Writes a request that returns something, after `forget` has removed it here. Does
+    /// not wait for an answer. A manager that is gone need not receive it: the next one
+    /// is not presented with it.
     pub(super) fn give_back(&self, request: &Request, forget: impl FnOnce(&mut State)) {
         let mut state = self.state();
         forget(&mut state);
@@ -219,7 +220,7 @@ impl Link {
         self.shared.see_to(&state);
     }
 
-    /// As [`Link::give_back`], by the connection of notices.
+    /// As [`Link::give_back`], by the notice connection.
     pub(super) fn let_know(&self, request: &Request, forget: impl FnOnce(&mut State)) {
         let mut state = self.state();
         forget(&mut state);
@@ -229,8 +230,8 @@ impl Link {
         }
     }
 
-    /// Says something of circuits to the manager, which is waited for until `end` where it is
-    /// gone. Returns which of its runs hears it.
+    /// Sends the manager a message about circuits, waiting until `end` for a manager that
+    /// is gone. Returns which of its runs receives it.
     ///
     /// # Errors
     /// TimedOut, NotConnected; EUNATCH for a manager without circuits.
@@ -242,10 +243,10 @@ impl Link {
         said
     }
 
-    /// As [`Link::say`], if the manager is there.
+    /// As [`Link::say`], if the manager is connected.
     ///
     /// # Errors
-    /// As there.
+    /// As [`Link::say`].
     pub(super) fn say_now(
         &self,
         request: &Request,
@@ -260,12 +261,12 @@ impl Link {
         Ok(())
     }
 
-    /// Sends a request and waits for its answer until `end`; sends it again where the manager
-    /// is restarted meanwhile. `prompt`: a manager that has let another deadline pass, and has
-    /// said nothing since, is not asked.
+    /// Sends a request and waits for its answer until `end`; resends it if the manager
+    /// restarts meanwhile. `prompt`: does not ask a manager that missed an earlier
+    /// deadline and has sent nothing since.
     ///
     /// # Errors
-    /// What the manager answers; TimedOut; NotConnected for good.
+    /// The manager's error; TimedOut; NotConnected for good.
     pub(super) fn request(
         &self,
         request: &Request,
@@ -308,7 +309,7 @@ impl Drop for Link {
     fn drop(&mut self) {
         let thread = self.thread.take();
         if !self.process.is_current() {
-            // It is not in this process.
+            // The thread does not exist in this process.
             std::mem::forget(thread);
             return;
         }
@@ -327,7 +328,7 @@ impl Drop for Link {
 
 impl Shared {
     fn state(&self) -> MutexGuard<'_, State> {
-        // The state is whole between calls.
+        // The state is consistent between calls.
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
@@ -337,14 +338,14 @@ impl Shared {
         }
     }
 
-    /// Has the thread send what there was no room for.
+    /// Makes the thread send messages that there was no room for.
     fn see_to(&self, state: &State) {
         if !state.unsent.is_empty() || state.circuits.has_unsaid() {
             self.wake.signal();
         }
     }
 
-    /// Sleeps without the lock until something has changed; false at the deadline.
+    /// Sleeps without the lock until a change; false at the deadline.
     fn wait<'a>(
         &self,
         state: MutexGuard<'a, State>,
@@ -383,8 +384,8 @@ impl Shared {
         }
     }
 
-    /// The thread: reads, and finds the manager again after each hang-up, until there is no
-    /// application any more.
+    /// The thread's main loop: reads, and reconnects to the manager after each hang-up,
+    /// until the application ends.
     fn follow(&self) {
         let [first, longest] = TRY_AGAIN;
         let mut pause = first;
@@ -417,7 +418,7 @@ impl Shared {
         }
     }
 
-    /// Waits for what the manager says, and for room for what it is to hear.
+    /// Waits for messages from the manager, and for room for messages to it.
     fn serve(&self, connection: &Connection, sends: bool, notices: Option<&Connection>) {
         let events = match sends {
             true => PollFlags::IN | PollFlags::OUT,
@@ -438,10 +439,10 @@ impl Shared {
         self.changed.notify_all();
     }
 
-    /// Connects again and presents the application.
+    /// Reconnects and presents the application.
     ///
     /// # Errors
-    /// What the manager answers; of no manager TimedOut and the like.
+    /// The manager's error; without a manager TimedOut and the like.
     fn find(&self) -> io::Result<()> {
         let session = Session::connect(&self.path)?;
         {
@@ -460,7 +461,7 @@ impl Shared {
         if let Some(lent) = session.lent() {
             state.note_polling(lent);
         }
-        // Given back while the manager was being presented with it.
+        // Returned while the manager was being presented with it.
         for cookie in presented.holders {
             if !state.holds(cookie) {
                 state.queue(&Request::DisownPort(Holder { cookie }), None, 0);
@@ -518,7 +519,7 @@ impl State {
         connection.ok_or_else(|| io::ErrorKind::NotConnected.into())
     }
 
-    /// Keeps the copy of a socket by which a port is held; false where it was kept before.
+    /// Keeps the copy of the socket that holds a port; false if it was already kept.
     pub(super) fn hold(&mut self, cookie: u64, socket: Unshared<OwnedFd>, port: Port) -> bool {
         let is_new = !self.holds(cookie);
         if is_new {
@@ -536,14 +537,14 @@ impl State {
     }
 
     fn note_polling(&self, lent: bool) {
-        // One at a time has the state.
+        // Only one thread at a time holds the state.
         let count = self.lent.load(Ordering::Relaxed);
         if super::is_lent(count) != lent {
             self.lent.store(count.wrapping_add(1), Ordering::Relaxed);
         }
     }
 
-    /// Asks for an answer. Returns the request's id.
+    /// Sends a request for an answer. Returns the request's id.
     fn ask(&mut self, request: &Request, beside: Option<OwnedFd>) -> u32 {
         let id = loop {
             self.last = self.last.wrapping_add(1);
@@ -561,7 +562,7 @@ impl State {
         self.asked.remove(&id).flatten()
     }
 
-    /// Sends a message after those that wait. Without a manager nothing is to be sent.
+    /// Sends a message after those that wait. Without a manager nothing is sent.
     fn queue(&mut self, request: &Request, beside: Option<OwnedFd>, id: u32) {
         if self.connection.is_some() {
             let message = request.emit(id);
@@ -574,7 +575,7 @@ impl State {
         }
     }
 
-    /// Sends what there is room for. The thread notices a connection's end.
+    /// Sends the messages that there is room for. The thread notices a connection's end.
     fn flush(&mut self) {
         let Some(connection) = self.connection.clone() else {
             return;
@@ -596,7 +597,7 @@ impl State {
         }
     }
 
-    /// Takes all that the manager has said.
+    /// Processes all messages from the manager.
     fn receive(&mut self) {
         while let Some(connection) = self.connection.clone() {
             match connection.receive_now() {
@@ -626,7 +627,7 @@ impl State {
         let answered = match answer {
             Answer::Error(failure) => Err((&failure).into()),
             Answer::Leased(block) if !is_asked => {
-                // It came after the deadline.
+                // It arrived after the deadline.
                 return self.queue(&Request::ReturnLease(block), None, 0);
             }
             Answer::Leased(block) => {
@@ -644,7 +645,7 @@ impl State {
         }
     }
 
-    /// The connection has hung up: what was asked is to be asked of the next manager.
+    /// Handles the connection's hang-up: open requests go to the next manager.
     fn lose(&mut self) {
         self.connection = None;
         self.unsent.clear();
@@ -655,7 +656,7 @@ impl State {
     }
 }
 
-/// Blocks of a set that are not among those known, by their first port.
+/// Blocks of a set that are not among the known ones, by their first port.
 fn unknown(leases: &[Blocks; 2], known: &[Block]) -> Vec<Block> {
     let mut blocks = Vec::new();
     for (protocol, of) in [Protocol::Udp, Protocol::Tcp].into_iter().zip(leases) {
@@ -684,7 +685,7 @@ pub(super) fn gone() -> io::Error {
 /// Whether there is no manager, or none that answers.
 pub(super) fn is_gone(error: &io::Error) -> bool {
     use io::ErrorKind::{BrokenPipe, ConnectionRefused, ConnectionReset, NotFound, TimedOut};
-    // Not what the manager answers, which has a text.
+    // A manager's own answer, in contrast, has a text.
     let unanswered = error.get_ref().is_none();
     let gone = [
         BrokenPipe,
@@ -696,7 +697,7 @@ pub(super) fn is_gone(error: &io::Error) -> bool {
     unanswered && gone.contains(&error.kind())
 }
 
-/// The manager has no place for another connection just now.
+/// The manager has no place for another connection at present.
 pub(super) fn is_full(error: &io::Error) -> bool {
     Refused::errno(error) == Some(libc::EMFILE)
 }

@@ -1,4 +1,4 @@
-//! The application's half: what a process asks of a manager.
+//! The application's half: requests from a process to a manager.
 
 mod application;
 mod circuits;
@@ -35,20 +35,20 @@ use session::Session;
 
 /// An application of a manager. It ends when this is dropped or its process dies.
 ///
-/// When the manager is restarted, a thread finds it again and presents the application
-/// and its ports. Only a call that says so waits for the manager, and until a deadline.
+/// After a restart of the manager, a thread reconnects and presents the application and
+/// its ports. Only calls documented to do so wait for the manager, and until a deadline.
 #[derive(Debug)]
 pub struct Client {
     joined: Joined,
     link: Link,
 }
 
-/// What an application was handed.
+/// The objects handed over to an application.
 #[derive(Debug)]
 pub struct Handed {
     /// The map of its tables ([`tidewall_device::demux::ApplicationTables::of_map`]).
     pub tables: OwnedFd,
-    /// The map of what the driver program counts
+    /// The map of the driver program's counters
     /// ([`tidewall_device::demux::DriverCounters::of_map`]).
     pub counters: OwnedFd,
     /// Its queues.
@@ -60,34 +60,36 @@ fn is_lent(lent: u32) -> bool {
     lent % 2 == 1
 }
 
-/// How long an answer is waited for.
+/// How long to wait for an answer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Patience {
-    /// 6 s, over a restart of the manager: for what cannot be had otherwise.
+    /// 6 s, long enough for a restart of the manager: for requests without an
+    /// alternative.
     Restart,
-    /// 500 ms; not at all while the manager has let a deadline pass and said nothing since. For
-    /// what the kernel can do as well.
+    /// 500 ms; no wait at all while the manager has missed a deadline and sent nothing
+    /// since. For requests that the kernel can serve as well.
     Prompt,
 }
 
 /// See [`Patience::Prompt`].
 const PROMPT_WITHIN: Duration = Duration::from_millis(500);
 
-/// How long a queue that is busy is waited for: its last user may be just gone.
+/// How long to wait for a busy queue: its last user may have just exited.
 const BUSY_WITHIN: Duration = Duration::from_secs(2);
-/// Between the first two tries, and at most; of a queue, and of a manager that is gone.
+/// Pause between the first two attempts, and the longest pause; for a queue, and for a
+/// manager that is gone.
 const TRY_QUEUE: [Duration; 2] = [Duration::from_millis(1), Duration::from_millis(2)];
-/// Before a connection that the manager had no place for is made again.
+/// Pause before reconnecting when the manager had no place for a connection.
 const CONNECT_AGAIN: Duration = Duration::from_millis(20);
 const TRY_AGAIN: [Duration; 2] = [Duration::from_millis(1), Duration::from_secs(1)];
 
 impl Client {
-    /// Connects to the manager at a path and becomes an application. While another one has
-    /// the queues, or had them until just now, this waits for 2 s.
+    /// Connects to the manager at a path and becomes an application. Waits up to 2 s
+    /// while another one has the queues, or had them until just now.
     ///
     /// # Errors
-    /// NotFound, ConnectionRefused where no manager listens; what it answers, with the
-    /// cure.
+    /// NotFound, ConnectionRefused where no manager listens; the manager's error, with
+    /// the remedy.
     pub fn join(path: &Path, join: &Join) -> io::Result<(Self, Handed)> {
         let mut session = Session::connect(path)?;
         let end = Instant::now() + BUSY_WITHIN;
@@ -134,29 +136,29 @@ impl Client {
         Ok((Client { joined, link }, handed))
     }
 
-    /// Counts how often the device was lent and taken back: odd while the application may
-    /// poll it, as always in direct mode.
+    /// Counts how often the device was lent and taken back. It is odd while the
+    /// application may poll the device, as always in direct mode.
     pub fn lent(&self) -> u32 {
         self.link.lent()
     }
 
-    /// What the manager said when it joined.
+    /// The manager's reply to the Join.
     pub fn joined(&self) -> &Joined {
         &self.joined
     }
 
-    /// Why it is an application no more, if so: a manager that was started anew does not
+    /// The reason why it is no longer an application, if so: a restarted manager does not
     /// know it.
     pub fn ended(&self) -> Option<String> {
         self.link.ended()
     }
 
-    /// Has the driver give the application the frames of the port that a socket is bound
-    /// to; what names it to [`Client::disown_port`].
+    /// Makes the driver deliver the frames of the port that a socket is bound to. Returns
+    /// the name of the port for [`Client::disown_port`].
     ///
     /// # Errors
-    /// EADDRINUSE where another application has it; ENOBUFS beyond a quota; as the manager
-    /// answers; TimedOut.
+    /// EADDRINUSE where another application has it; ENOBUFS beyond a quota; the manager's
+    /// error; TimedOut.
     pub fn own_port(&self, protocol: Protocol, socket: impl AsFd) -> io::Result<u64> {
         self.own_port_within(protocol, socket, Patience::Restart)
     }
@@ -164,7 +166,7 @@ impl Client {
     /// As [`Client::own_port`], with another deadline.
     ///
     /// # Errors
-    /// As there.
+    /// As [`Client::own_port`].
     pub fn own_port_within(
         &self,
         protocol: Protocol,
@@ -180,7 +182,7 @@ impl Client {
         };
         let cookie = socket_cookie(&socket)?;
         let copy = Unshared::new(rustix::io::fcntl_dupfd_cloexec(&socket, 0)?)?;
-        // Before it is asked for, so that a manager that is restarted meanwhile knows of it.
+        // Recorded before the request, so that a manager restarted meanwhile knows of it.
         let is_new = self.link.state().hold(cookie, copy, port.clone());
         let beside = Some(socket.as_fd());
         let asked = self.request(&Request::OwnPort(port), beside, patience);
@@ -189,27 +191,27 @@ impl Client {
             _ => Err(unexpected()),
         });
         owned.inspect_err(|error| match error.kind() {
-            // It may be owned all the same.
+            // It may be owned nonetheless.
             io::ErrorKind::TimedOut if is_new => self.disown_port(cookie),
             _ if is_new => self.link.state().let_go(cookie),
             _ => {}
         })
     }
 
-    /// Leaves a port's frames to the kernel again, as far as this socket had them. The manager
-    /// hears of it in its own time; one that is gone forgets the port by itself.
+    /// Leaves a port's frames to the kernel again, as far as this socket received them.
+    /// The manager learns of it later; one that is gone forgets the port by itself.
     pub fn disown_port(&self, cookie: u64) {
         let request = Request::DisownPort(Holder { cookie });
         self.link.give_back(&request, |state| state.let_go(cookie));
     }
 
-    /// Closes the copy of a socket by which a port is held, which the application keeps until
-    /// [`Client::disown_port`], unless its manager is started anew.
+    /// Closes the copy of the socket that holds a port. The application keeps the port
+    /// until [`Client::disown_port`], unless its manager is restarted.
     pub fn leave_port_unheld(&self, cookie: u64) {
         self.link.state().let_go(cookie);
     }
 
-    /// A block of outgoing ports.
+    /// Leases a block of outgoing ports.
     ///
     /// # Errors
     /// EADDRNOTAVAIL where none is free; ENOBUFS beyond a quota; TimedOut.
@@ -220,7 +222,7 @@ impl Client {
     /// As [`Client::lease`], with another deadline.
     ///
     /// # Errors
-    /// As there.
+    /// As [`Client::lease`].
     pub fn lease_within(&self, protocol: Protocol, patience: Patience) -> io::Result<Block> {
         let request = Request::Lease(Transport {
             protocol: protocol as u8,
@@ -232,17 +234,17 @@ impl Client {
         }
     }
 
-    /// Gives a block back. The manager hears of it in its own time.
+    /// Returns a block. The manager learns of it later.
     pub fn return_lease(&self, block: &Block) {
         let request = Request::ReturnLease(block.clone());
         let forget = |state: &mut State| state.leases.retain(|other| other != block);
         self.link.give_back(&request, forget);
     }
 
-    /// What the manager counts.
+    /// The manager's counters.
     ///
     /// # Errors
-    /// What the connection reports; TimedOut.
+    /// Those of the connection; TimedOut.
     pub fn counters(&self) -> io::Result<Counters> {
         match self.ask(&Request::GetCounters(Empty {}), None)? {
             Answer::Counters(counters) => Ok(counters),
@@ -250,20 +252,21 @@ impl Client {
         }
     }
 
-    /// Has a neighbour resolved, if the manager is there.
+    /// Resolves a neighbour, if the manager is connected.
     ///
     /// # Errors
-    /// WouldBlock, NotConnected: it was not told.
+    /// WouldBlock, NotConnected: the request was not sent.
     pub fn resolve(&self, address: IpAddr) -> io::Result<()> {
         let address = address_bytes(address);
         self.link.tell(&Request::Resolve(Address { address }))
     }
 
-    /// Asks to have the device interrupt as said, if the manager is there; `None`: as before
-    /// there was an application. Returns the question, for [`Client::moderated`].
+    /// Requests an interrupt setting of the device, if the manager is connected; `None`:
+    /// as before there was an application. Returns the question, for
+    /// [`Client::moderated`].
     ///
     /// # Errors
-    /// WouldBlock, NotConnected: it was not asked.
+    /// WouldBlock, NotConnected: the request was not sent.
     pub fn moderate(&self, moderation: Option<InterruptModeration>) -> io::Result<u32> {
         let (mode, interval) = match moderation {
             None => (MODERATION_NONE, Duration::ZERO),
@@ -279,19 +282,20 @@ impl Client {
         }))
     }
 
-    /// The answer to [`Client::moderate`]; `None` until it has come.
+    /// The answer to [`Client::moderate`]; `None` until it has arrived.
     ///
     /// # Errors
-    /// What the manager answers; ConnectionReset where it is gone.
+    /// The manager's error; ConnectionReset where it is gone.
     pub fn moderated(&self, question: u32) -> Option<io::Result<()>> {
         let answered = self.link.take_answer(question);
         answered.map(|answered| answered.map(drop))
     }
 
-    /// [`tidewall_device::demux::TrustedTables::probe_napi`], if the manager is there.
+    /// [`tidewall_device::demux::TrustedTables::probe_napi`], if the manager is
+    /// connected.
     ///
     /// # Errors
-    /// WouldBlock, NotConnected: it was not told.
+    /// WouldBlock, NotConnected: the request was not sent.
     pub fn probe_napi(&self, queue: u32, port: u16, source: u16) -> io::Result<()> {
         self.link.tell(&Request::Probe(Probe {
             queue,
@@ -300,19 +304,19 @@ impl Client {
         }))
     }
 
-    /// Begins to ask for [`tidewall_device::demux::TrustedTables::napi_probe`], if the manager
-    /// is there. Returns the question, for [`Client::napi_probe`].
+    /// Requests [`tidewall_device::demux::TrustedTables::napi_probe`], if the manager is
+    /// connected. Returns the question, for [`Client::napi_probe`].
     ///
     /// # Errors
-    /// WouldBlock, NotConnected: it was not asked.
+    /// WouldBlock, NotConnected: the request was not sent.
     pub fn ask_napi_probe(&self, queue: u32) -> io::Result<u32> {
         self.link.begin(&Request::GetProbe(QueueNumber { queue }))
     }
 
-    /// The answer to [`Client::ask_napi_probe`]; `None` until it has come.
+    /// The answer to [`Client::ask_napi_probe`]; `None` until it has arrived.
     ///
     /// # Errors
-    /// What the manager answers; ConnectionReset where it is gone.
+    /// The manager's error; ConnectionReset where it is gone.
     pub fn napi_probe(&self, question: u32) -> Option<io::Result<Option<NapiProbe>>> {
         let of = |answered: Answered| match answered?.0 {
             Answer::Probed(probed) => Ok((probed.found != 0).then_some(NapiProbe {
@@ -326,12 +330,12 @@ impl Client {
         self.link.take_answer(question).map(of)
     }
 
-    /// Has the kernel take a short datagram as if the interface had received it, if the
-    /// manager is there.
+    /// Makes the kernel receive a short datagram as if it had arrived on the interface,
+    /// if the manager is connected.
     ///
     /// # Errors
-    /// EINVAL for a longer one than a message holds; WouldBlock, NotConnected: it was not
-    /// told.
+    /// EINVAL for one longer than a message holds; WouldBlock, NotConnected: the request
+    /// was not sent.
     pub fn receive_in_kernel(&self, datagram: &[u8]) -> io::Result<()> {
         let mut bytes = [0; INPUT_BYTES];
         let place = bytes.get_mut(..datagram.len());
@@ -342,19 +346,19 @@ impl Client {
         self.link.tell(&Request::Input(Input { length, bytes }))
     }
 
-    /// Begins to ask for other sockets in place of those of a queue, if the manager is there.
+    /// Requests replacements for the sockets of a queue, if the manager is connected.
     /// Returns the question, for [`Client::helpers`].
     ///
     /// # Errors
-    /// WouldBlock, NotConnected: it was not asked.
+    /// WouldBlock, NotConnected: the request was not sent.
     pub fn ask_helpers(&self) -> io::Result<u32> {
         self.link.begin(&Request::GetHelpers(Empty {}))
     }
 
-    /// The answer to [`Client::ask_helpers`]; `None` until it has come.
+    /// The answer to [`Client::ask_helpers`]; `None` until it has arrived.
     ///
     /// # Errors
-    /// What the manager answers; ConnectionReset where it is gone.
+    /// The manager's error; ConnectionReset where it is gone.
     pub fn helpers(&self, question: u32) -> Option<io::Result<[UdpSocket; 2]>> {
         let of = |answered: Answered| {
             let helpers = answered?.1.descriptors.into_iter().map(UdpSocket::from);
@@ -364,18 +368,18 @@ impl Client {
         self.link.take_answer(question).map(of)
     }
 
-    /// No one waits for the answer to a question any more.
+    /// Discards the answer to a question that is no longer wanted.
     pub fn forget(&self, question: u32) {
         self.link.forget_answer(question);
     }
 
-    /// Has a function called before each wait for the manager, which checks that the thread may
-    /// wait: that it holds no lock.
+    /// Sets a function to call before each wait for the manager. It checks that the
+    /// thread may wait, that is, holds no lock.
     pub fn check_before_waiting(&self, check: fn()) {
         self.link.check_before_waiting(check);
     }
 
-    /// Waits for an answer, over a restart of the manager if need be.
+    /// Waits for an answer, also over a restart of the manager.
     fn ask(&self, request: &Request, beside: Option<BorrowedFd<'_>>) -> io::Result<Answer> {
         self.request(request, beside, Patience::Restart)
     }
@@ -395,7 +399,7 @@ impl Client {
     }
 }
 
-/// The deadline of an answer that is asked for now.
+/// The deadline of an answer requested now.
 fn deadline() -> Instant {
     Instant::now() + ANSWER_WITHIN
 }

@@ -1,4 +1,4 @@
-//! What the receiver of a queue asks of a manager in another process.
+//! A queue receiver's requests to a manager in another process.
 
 use std::collections::VecDeque;
 use std::io;
@@ -13,12 +13,13 @@ use tidewall_device::queue::InterruptModeration;
 use super::link::is_gone;
 use super::{Client, is_lent};
 
-/// How often it is asked what has become of a NAPI probe: each answer takes a switch to
-/// the manager and back.
+/// How often to ask about a NAPI probe: each answer takes a switch to the manager and
+/// back.
 const ASK_EVERY: Duration = Duration::from_millis(1);
 
-/// Questions about moderation that may wait for their answers. A manager closes the connection
-/// of an application that leaves more answers unread than its socket holds, some hundreds.
+/// Questions about moderation that may be unanswered at one time. A manager closes the
+/// connection of an application that leaves more answers unread than its socket holds,
+/// some hundreds.
 const UNANSWERED_MOST: usize = 64;
 
 /// The manager, as the receivers of an application's queues see it.
@@ -26,27 +27,28 @@ const UNANSWERED_MOST: usize = 64;
 pub(super) struct Manager {
     client: Arc<Client>,
     moderation: Mutex<Moderated>,
-    /// What it was asked for a NAPI probe, and when that was.
+    /// The pending question about a NAPI probe, and its time.
     probe: Mutex<(Option<u32>, Option<Instant>)>,
-    /// What it was asked for helper sockets.
+    /// The pending question about helper sockets.
     helpers: Mutex<Option<u32>>,
 }
 
-/// How the device was set last.
+/// The last setting of the device.
 #[derive(Debug)]
 struct Moderated {
     /// [`Client::lent`] then.
     lent: u32,
     /// `None`: interrupts are not deferred.
     to: Option<InterruptModeration>,
-    /// The questions whose answers have not come, in order; the last one's says that it is.
+    /// Questions whose answers have not arrived, in order; the last one's answer confirms
+    /// the setting.
     asked: VecDeque<u32>,
-    /// It could not be asked for, or the manager that was asked is gone.
+    /// It could not be requested, or the manager that was asked is gone.
     failed: bool,
 }
 
 impl Moderated {
-    /// As it begins. While the device is not lent its settings are nobody's to change.
+    /// The initial state. While the device is not lent its settings may not be changed.
     fn new(lent: u32) -> Self {
         let to = is_lent(lent).then_some(InterruptModeration::Enabled);
         Moderated {
@@ -57,7 +59,7 @@ impl Moderated {
         }
     }
 
-    /// Takes the answers that have come.
+    /// Takes the answers that have arrived.
     fn take_answers(&mut self, client: &Client) {
         while let Some(&question) = self.asked.front()
             && let Some(answered) = client.moderated(question)
@@ -94,7 +96,8 @@ impl Manager {
 }
 
 impl Manager {
-    /// Asks without a wait. What cannot be asked now stays as it is, which a later call finds.
+    /// Asks without waiting. A setting that cannot be requested now stays as it is; a
+    /// later call finds that.
     fn moderate(&self, set: &mut Moderated, wanted: Option<InterruptModeration>) -> bool {
         set.take_answers(&self.client);
         if set.asked.len() >= UNANSWERED_MOST {
@@ -144,7 +147,7 @@ impl Owner for Manager {
     }
 
     fn probe_napi(&self, queue: u32, port: u16, source: u16) -> io::Result<()> {
-        // What was asked of the last one is not this one's.
+        // A question to the last manager is not one to this manager.
         let question = lock(&self.probe).0.take();
         question.into_iter().for_each(|it| self.client.forget(it));
         match self.lets_poll() {
@@ -173,7 +176,7 @@ impl Owner for Manager {
     }
 
     fn receive_in_kernel(&self, datagram: &[u8]) -> io::Result<()> {
-        // A private application could say that it had come from anybody.
+        // A private application could claim any sender for it.
         if self.client.joined().private != 0 {
             return Err(io::ErrorKind::Unsupported.into());
         }
@@ -193,7 +196,7 @@ impl Owner for Manager {
     }
 }
 
-/// A lock that is held for moments.
+/// Locks a mutex that is held for moments only.
 fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }

@@ -10,13 +10,13 @@ use super::link::{gone, is_gone, unexpected};
 use crate::connection::{Connection, Received};
 use crate::protocol::{Answer, Request, header};
 
-/// A connection whose answers are waited for, each no longer than
+/// A connection on which each answer is awaited for at most
 /// [`ANSWER_WITHIN`](crate::connection::ANSWER_WITHIN).
 #[derive(Debug)]
 pub(crate) struct Session {
     connection: Arc<Connection>,
     next: Cell<u32>,
-    /// The last unsolicited word on whether this application polls the device.
+    /// The last unsolicited report of whether this application polls the device.
     lent: Cell<Option<bool>>,
 }
 
@@ -36,7 +36,7 @@ impl Session {
         &self.connection
     }
 
-    /// The last unsolicited word on whether this application polls the device.
+    /// The last unsolicited report of whether this application polls the device.
     pub(super) fn lent(&self) -> Option<bool> {
         self.lent.get()
     }
@@ -53,7 +53,7 @@ impl Session {
     /// Sends a request and waits for its answer.
     ///
     /// # Errors
-    /// What the manager answers; TimedOut, ConnectionReset.
+    /// The manager's error; TimedOut, ConnectionReset.
     pub(crate) fn ask(
         &self,
         request: &Request,
@@ -78,7 +78,7 @@ impl Session {
         }
     }
 
-    /// As [`Session::ask`], where a refusal is no reason to end.
+    /// As [`Session::ask`], but a refusal is not an error.
     ///
     /// # Errors
     /// TimedOut, ConnectionReset.
@@ -90,7 +90,7 @@ impl Session {
     }
 }
 
-/// A socket's time-out, which the kernel reports as EAGAIN.
+/// Converts a socket's time-out, which the kernel reports as EAGAIN.
 fn timed_out(error: io::Error) -> io::Error {
     match error.kind() {
         io::ErrorKind::WouldBlock => io::ErrorKind::TimedOut.into(),

@@ -1,29 +1,30 @@
 //! The time of the kernel thread that polls a device for several private applications:
-//! each is charged its part, and a flood is bounded.
+//! each is charged its share, and a flood is bounded.
 //!
-//! The thread belongs to no application, and the scheduler gives it a share like any other.
-//! When that does not suffice, the device's ring fills and loses frames of all. So the
-//! manager looks at the thread now and then ([`Look`]) and decides, without I/O:
+//! The thread belongs to no application, and the scheduler gives it a share like any
+//! other. When that does not suffice, the device's ring fills and loses frames of all. So
+//! the manager examines the thread now and then ([`Look`]) and decides, without I/O:
 //!
 //! 1. *Charge.* The thread's processor time is divided among the applications by their
 //!    frames. A frame that passes to a pair weighs [`PASSED`] times one that is dropped.
-//! 2. *Use.* A domain uses what it is charged, and what its processes run on the thread's
+//! 2. *Use.* A domain's use is its charge, plus what its processes run on the thread's
 //!    processors. The scheduler makes processes equal, so the thread's work for one comes
-//!    off the others' parts.
-//!    Processes that compute are the scheduler's to bound: a domain is bound only if its
-//!    charge, too, is above the mean.
-//! 3. *Late.* The thread is one more task. It is late when it waits for a processor and takes
-//!    more than an equal part of it, or when it never sleeps. Contenders are the active
-//!    domains by their weights, and one more: programs without Tidewall run there, too.
+//!    off the others' shares. Bounding processes that compute is left to the scheduler: a
+//!    domain is bound only if its charge, too, is above the mean.
+//! 3. *Late.* The thread is one more task. It is late when it waits for a processor and
+//!    takes more than an equal share of it, or when it never sleeps. Contenders are the
+//!    active domains by their weights, and one more: programs without Tidewall run there,
+//!    too.
 //! 4. *Bound.* While the thread is late, a domain may use no more than `level` times its
-//!    weight. A domain that uses less is not bound (max-min fairness). The level is an equal
-//!    part, or the mean of all active domains. While the thread is behind all the same, the
-//!    level falls by a quarter with each look. It rises by an eighth with each look that
-//!    finds the thread in time, and is forgotten when it binds no domain.
-//! 5. *A domain pays for its drops first.* What is left of its part is for frames that pass,
-//!    at least a quarter of it. So the frames of a flood come off the flooded domain's share.
-//! 6. The level stays while little is gained by a lower one. Where dropped frames alone keep
-//!    the thread busy, fewer that pass would help no neighbour.
+//!    weight. A domain that uses less is not bound (max-min fairness). The level is an
+//!    equal share, or the mean of all active domains. While the thread is still behind,
+//!    the level falls by a quarter with each look. It rises by an eighth with each look
+//!    that finds the thread in time, and is forgotten when it binds no domain.
+//! 5. *A domain pays for its drops first.* The rest of its share is for frames that pass,
+//!    at least a quarter of it. So the frames of a flood come off the flooded domain's
+//!    share.
+//! 6. The level stays while a lower one gains little. If dropped frames alone keep the
+//!    thread busy, passing fewer would help no neighbour.
 
 use std::collections::{HashMap, HashSet};
 use std::time::Duration;
@@ -32,13 +33,13 @@ use std::time::Duration;
 mod tests;
 
 /// Dropped frames that cost as much as one that passes to a pair, where it is copied once
-/// more: an estimate. The sum of all charges is measured.
+/// more. This is an estimate; the sum of all charges is measured.
 const PASSED: u64 = 3;
-/// A thread that sleeps for less than one part of the time in so many is behind; one that
-/// waits for a processor longer is late. A domain is active that uses more, and a lower
-/// level gains more.
+/// A fraction of time, one part in this many. A thread that sleeps for less is behind,
+/// and one that waits longer for a processor is late. A domain that uses more is active,
+/// and a lower level that gains more is worth it.
 const PART: f64 = 16.0;
-/// Part of a domain's time that is for frames which pass, whatever its drops cost.
+/// Part of a domain's time reserved for frames that pass, whatever its drops cost.
 const PASSING: f64 = 0.25;
 
 /// One application on the device.
@@ -46,7 +47,7 @@ const PASSING: f64 = 0.25;
 pub struct Load {
     /// Its number.
     pub application: u16,
-    /// Applications of one domain have the same.
+    /// Common to all applications of one domain.
     pub domain: u64,
     /// The domain's weight.
     pub weight: u32,
@@ -54,14 +55,14 @@ pub struct Load {
     pub frames: u64,
     /// Frames of these that passed to its pairs.
     pub passed: u64,
-    /// For how long its process ran on the threads' processors.
+    /// How long its process ran on the threads' processors.
     pub own: Duration,
 }
 
-/// The time since the last look.
+/// The period since the last look.
 #[derive(Clone, Copy, Debug)]
 pub struct Look<'a> {
-    /// How long ago that was.
+    /// Length of the period.
     pub elapsed: Duration,
     /// Processor time of all threads that poll the device.
     pub ran: Duration,
@@ -69,7 +70,7 @@ pub struct Look<'a> {
     pub waited: Duration,
     /// The longest time that one of them ran or waited.
     pub busy: Duration,
-    /// Frames of no application.
+    /// Frames that belong to no application.
     pub others: u64,
     /// All private applications.
     pub loads: &'a [Load],
@@ -82,29 +83,30 @@ pub struct Share {
     pub application: u16,
     /// Time that it is charged for this look.
     pub charged: Duration,
-    /// Frames a second that may pass to its pairs; `None`: all.
+    /// Frames per second that may pass to its pairs; `None`: all.
     pub rate: Option<f64>,
 }
 
 /// Bounds and charges; see the module's documentation.
 #[derive(Debug, Default)]
 pub struct Budget {
-    /// Time of the thread that a domain may have a second, for each unit of weight, s.
+    /// Time of the thread that a domain may use per second and unit of weight, s.
     level: Option<f64>,
-    /// Time that a dropped frame costs, s: smoothed.
+    /// Cost of a dropped frame, s: smoothed.
     cost: Option<f64>,
     /// Domains that are bound.
     bound: HashSet<u64>,
-    /// Time of a domain's processes for each frame, s. While a domain is bound it only falls:
+    /// Time of a domain's processes per frame, s. While a domain is bound it only falls:
     /// a process that polls for few frames would seem to need all its time for them.
     own: HashMap<u64, f64>,
 }
 
-/// A domain is bound that asks for so much more than its part, and is charged so much more
-/// than the mean: a closed loop whose one request is dropped stands still for its time-out.
+/// A domain is bound if it asks for this much more than its share, and is charged this
+/// much more than the mean. A closed loop whose one request is dropped stands still for
+/// its time-out.
 const EXCEEDS: [f64; 2] = [9.0 / 8.0, 4.0 / 3.0];
 
-/// How the thread fares.
+/// The state of the thread.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Lateness {
     None,
@@ -118,16 +120,16 @@ enum Lateness {
 #[derive(Default)]
 struct Domain {
     weight: f64,
-    /// Frames a second.
+    /// Frames per second.
     frames: f64,
     passed: f64,
     /// Processor time beside the threads'.
     own: f64,
-    /// Its part of the threads' time.
+    /// Its share of the threads' time.
     charged: f64,
-    /// Time of its processes for a frame.
+    /// Its processes' time per frame.
     processing: f64,
-    /// Time that a frame costs once more when it passes.
+    /// Additional cost of a frame when it passes.
     passing: f64,
 }
 
@@ -137,7 +139,7 @@ impl Domain {
         self.charged + self.own
     }
 
-    /// True unless it hardly counts.
+    /// True unless its use is negligible.
     fn is_active(&self) -> bool {
         self.uses() * PART >= 1.0
     }
@@ -146,12 +148,12 @@ impl Domain {
 /// All domains in one look.
 struct Domains {
     each: HashMap<u64, Domain>,
-    /// Time that a dropped frame costs, s.
+    /// Cost of a dropped frame, s.
     cost: f64,
 }
 
 impl Domains {
-    /// `own`: the time of a domain's processes for each frame, given the measured one.
+    /// `own`: the time of a domain's processes per frame, given the measured one.
     fn new(look: &Look<'_>, cost: f64, own: impl Fn(u64, f64) -> f64) -> Self {
         let elapsed = look.elapsed.as_secs_f64();
         let mut each: HashMap<u64, Domain> = HashMap::new();
@@ -176,18 +178,19 @@ impl Domains {
         each.map(|(number, of)| (*number, of.processing)).collect()
     }
 
-    /// A domain's use, did all its frames pass.
+    /// A domain's use if all its frames passed.
     fn asks(&self, domain: &Domain) -> f64 {
         domain.frames * (self.cost + domain.passing)
     }
 
-    /// The most for each unit of weight.
+    /// The maximum per unit of weight.
     fn most(&self, of: impl Fn(&Domain) -> f64) -> f64 {
         let each = self.each.values().map(|it| of(it) / it.weight);
         each.fold(0.0, f64::max)
     }
 
-    /// The mean use for each unit of weight, of all that are sent something or of active domains.
+    /// The mean use per unit of weight, of all domains that receive frames or of active
+    /// ones.
     fn mean(&self, active: bool) -> f64 {
         let counted =
             (self.each.values()).filter(|it| it.frames > 0.0 && (!active || it.is_active()));
@@ -205,7 +208,7 @@ impl Domains {
         self.each.values().filter(|it| it.is_active()).count()
     }
 
-    /// An equal part of a processor for each unit of weight: of active domains, and of one
+    /// An equal share of a processor per unit of weight: of active domains, and of one
     /// more contender.
     fn equal_part(&self) -> f64 {
         let active = self.each.values().filter(|it| it.is_active());
@@ -220,7 +223,7 @@ fn mean<'a>(domains: impl Iterator<Item = &'a Domain>, of: impl Fn(&Domain) -> f
 }
 
 impl Budget {
-    /// Takes a look, and returns a share for each load, in their order.
+    /// Evaluates a look, and returns a share for each load, in their order.
     pub fn look(&mut self, look: &Look<'_>) -> Vec<Share> {
         let units = |load: &Load| {
             let passed = load.passed.min(load.frames);
@@ -267,12 +270,12 @@ impl Budget {
             .map(|of| of.passed * of.passing)
             .sum();
         if domains.each.values().filter(|of| of.frames > 0.0).count() < 2 {
-            // The one that is sent something has no neighbour.
+            // The only domain that receives frames has no neighbour.
             self.level = None;
             return;
         }
         let fair = match domains.active() {
-            // The mean of one alone would be its own use.
+            // The mean of a single domain would be its own use.
             0 | 1 => domains.equal_part(),
             _ => domains.mean(true).max(domains.equal_part()),
         };
@@ -291,7 +294,7 @@ impl Budget {
         self.level.take_if(|level| *level >= asked);
     }
 
-    /// A bound domain's part; `None`: it is not bound.
+    /// A bound domain's share; `None`: it is not bound.
     fn part(&self, number: u64, domains: &Domains) -> Option<f64> {
         let domain = domains.each.get(&number)?;
         let part = self.level? * domain.weight;
@@ -299,21 +302,22 @@ impl Budget {
         if self.bound.contains(&number) {
             return Some(part).filter(|part| asks > *part);
         }
-        // The scheduler bounds what its processes run.
+        // The scheduler bounds its processes' running time.
         let [asking, charging] = EXCEEDS;
         let charges = domains.mean_charge() * domain.weight;
         let takes = domain.charged > charges * charging || domains.active() < 2;
         Some(part).filter(|part| takes && asks > part * asking)
     }
 
-    /// Frames a second of an application that may pass.
+    /// Frames per second of an application that may pass.
     fn rate(&self, load: &Load, domains: &Domains, look: &Look<'_>) -> Option<f64> {
         let part = self.part(load.domain, domains)?;
         let domain = domains.each.get(&load.domain)?;
         let left = (part - domain.frames * domains.cost) / domain.passing;
         let least = PASSING * part / (domains.cost + domain.passing);
         let rate = left.max(least);
-        // Within a domain in turn: who asks for less than an equal part is not bound.
+        // Within a domain in turn: an application that asks for less than an equal share
+        // is not bound.
         let elapsed = look.elapsed.as_secs_f64();
         let siblings = look.loads.iter().filter(|of| of.domain == load.domain);
         let mut asked: Vec<f64> = siblings.map(|of| of.frames as f64 / elapsed).collect();

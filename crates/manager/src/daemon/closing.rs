@@ -1,12 +1,12 @@
-//! Closing what the kernel is slow to take back.
+//! Closes what the kernel is slow to release.
 
 use std::thread;
 
-/// Drops something by a thread of its own: the last descriptor of a bound AF_XDP socket,
-/// whose release waits for RCU, and frame memory, whose pages are many. Where no thread
-/// can be started it is dropped here.
+/// Drops something in a separate thread. Examples are the last descriptor of a bound
+/// AF_XDP socket, whose release waits for RCU, and frame memory, which has many pages. If
+/// no thread can be started it is dropped here.
 pub(super) fn close_elsewhere<T: Send + 'static>(what: T) {
-    // A closure that was refused is dropped with what it has.
+    // A closure that was refused is dropped with its captures.
     let _ = thread::Builder::new()
         .name("tw-close".to_owned())
         .spawn(move || drop(what));

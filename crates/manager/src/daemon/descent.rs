@@ -1,24 +1,24 @@
-//! Which processes descend from one (proc_pid_stat(5)).
+//! Determines which processes descend from another (proc_pid_stat(5)).
 
 use std::fs;
 use std::os::fd::AsFd;
 
 use super::process::looked_up;
 
-/// How often parents are looked at: one that ends in between, as the parent of a daemon does,
-/// leaves its children to the subreaper.
+/// How often to read the parents. A parent that ends in between, as that of a daemon
+/// does, leaves its children to the subreaper.
 const LOOKS: usize = 3;
-/// Generations that are looked at; a process with more is taken for a stranger.
+/// Generations that are examined; a process with more counts as a stranger.
 const GENERATIONS: usize = 64;
 
-/// Whether the process at the other end of a Unix socket was started by another or, at any
-/// number of removes, by one that was. `process`: its number, as SO_PEERCRED says it. The
-/// other must be their subreaper (prctl(2)), or a process whose parent has ended is a
-/// descendant no more.
+/// Whether the process at the other end of a Unix socket was started by `from`, directly
+/// or through any number of other processes. `process`: its id, as SO_PEERCRED reports
+/// it. `from` must be their subreaper (prctl(2)); otherwise a process whose parent has
+/// ended is no longer a descendant.
 ///
-/// Numbers are given again once a process is gone, and parents may end while they are looked
-/// at. So the process must live when that is over (Linux 6.5; before, its number is
-/// believed), with the same parents as before.
+/// Process ids are reused once a process is gone, and parents may end while they are
+/// being read. So the process must still live afterwards (Linux 6.5; before, its id is
+/// trusted), with the same parents as before.
 pub fn descends(connection: impl AsFd, process: u32, from: u32) -> bool {
     let is_descendant = || {
         let all = ancestors(process);
@@ -30,10 +30,10 @@ pub fn descends(connection: impl AsFd, process: u32, from: u32) -> bool {
     .is_some()
 }
 
-/// Parent, parent's parent and so on.
+/// Parent, the parent's parent and so on.
 pub fn ancestors(process: u32) -> Vec<u32> {
     let generations = std::iter::successors(parent(process), |&process| parent(process));
-    // Nobody is 0: so the kernel names who cannot be seen from here.
+    // No process has id 0: the kernel reports it for one that is not visible from here.
     let generations = generations.take_while(|&ancestor| ancestor != 0);
     generations.take(GENERATIONS).collect()
 }
@@ -68,7 +68,7 @@ mod tests {
         assert_eq!(parse(b""), None);
     }
 
-    /// A process that connects, and ends when it may.
+    /// A process that connects, and exits when told to.
     fn connect(path: &PathBuf) -> Child {
         Command::new(std::env::current_exe().unwrap())
             .args(["--exact", "daemon::descent::tests::one_that_connects"])
@@ -99,7 +99,7 @@ mod tests {
         let number = Credentials::of_peer(&connection).unwrap().pid;
         assert_eq!(number, child.id());
         assert!(descends(&connection, number, me));
-        // Nobody descends from himself, nor from his child.
+        // No process descends from itself, or from its child.
         assert!(!descends(&connection, number, number));
         assert!(!ancestors(me).contains(&number));
         assert!(ancestors(0).is_empty());
@@ -107,7 +107,7 @@ mod tests {
         child.wait().unwrap();
         assert!(!descends(&connection, number, me));
 
-        // Another child gets the number.
+        // Another child gets the id.
         let Some(mut second) = numbered(number) else {
             return;
         };
@@ -119,10 +119,10 @@ mod tests {
         second.wait().unwrap();
     }
 
-    /// A child with a number, if nobody else takes that again and again.
+    /// A child with a given id, unless other processes take it again and again.
     fn numbered(number: u32) -> Option<Child> {
         for _ in 0..1000 {
-            // So the next one has it (CAP_CHECKPOINT_RESTORE or CAP_SYS_ADMIN).
+            // Makes the next process get it (CAP_CHECKPOINT_RESTORE or CAP_SYS_ADMIN).
             let last = (number - 1).to_string();
             if let Err(error) = fs::write("/proc/sys/kernel/ns_last_pid", last) {
                 tidewall_skip::missing("numbers that are used again", error);

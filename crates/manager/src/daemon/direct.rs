@@ -1,5 +1,5 @@
-//! The device of a manager in direct mode: the pinned driver program, and what of the
-//! host goes with it.
+//! The device of a manager in direct mode: the pinned driver program, and the host state
+//! that belongs to it.
 
 mod following;
 mod holders;
@@ -45,12 +45,12 @@ use crate::protocol::{
 pub(in crate::daemon) use holders::Holders;
 use holders::Kept;
 
-/// What an application is handed beside [`Joined`].
+/// The objects handed over to an application beside [`Joined`].
 #[derive(Debug)]
 pub struct Parts {
     /// The map of its tables.
     pub tables: OwnedFd,
-    /// The map of what the driver program counts.
+    /// The map of the driver program's counters.
     pub counters: OwnedFd,
     /// Its queues.
     pub queues: Vec<Made>,
@@ -58,16 +58,16 @@ pub struct Parts {
 
 pub use shared::LINGER;
 
-/// What threads ask the kernel for the manager.
+/// Queries to the kernel that threads make for the manager.
 #[derive(Debug)]
 pub(in crate::daemon) enum Look {
-    /// What a holder says now: its cookie, a descriptor of its own, its user.
+    /// A holder's current state: its cookie, a descriptor of its own, its user.
     Holder(u64, OwnedFd, u32),
-    /// Whether another user than this has a socket at a port.
+    /// Whether a user other than this has a socket at a port.
     Port(PortKey, u32),
 }
 
-/// A Linux interface, taken with the driver program pinned.
+/// A Linux interface that is taken over, with the driver program pinned.
 #[derive(Debug)]
 pub struct DirectDevice {
     program: PinnedProgram,
@@ -79,55 +79,56 @@ pub struct DirectDevice {
     looks: Vec<Look>,
     netlink: Rtnetlink,
     uses: UsesReader,
-    /// Of random bytes.
+    /// Source of random bytes.
     random: File,
     reserved: Reserved,
     neighbours: Neighbours,
     queues: Queues,
-    /// Once applications may come.
+    /// Set once applications may join.
     slots: Option<Slots>,
-    /// Where private mode is offered.
+    /// Set where private mode is offered.
     private: Option<Private>,
-    /// Applications that there is something of, by the journal: their users and tokens.
+    /// Applications that have state, by the journal: their users and tokens.
     present: HashMap<u16, (u32, Id)>,
     handed: Handed,
-    /// The private application that may poll the device, being alone with it.
+    /// The private application that may poll the device, being alone on it.
     lent: Option<u16>,
     /// How often it was lent.
     lends: u32,
-    /// Whether the device was switched to be polled by threads.
+    /// Whether the device was switched to polling by threads.
     polled: bool,
     /// The account of those threads.
     polls: Polls,
-    /// When it is lent, or switched to be polled by threads, or neither any more.
+    /// When it is to be lent, switched to polling by threads, or returned from either.
     switch_at: Option<(shared::Polling, Duration)>,
-    /// The device; how many queues it has may change unnoticed.
+    /// Description of the device; its number of queues may change unnoticed.
     described: Joined,
-    /// Whether something was taken from a stock since the last [`DirectDevice::tick`].
+    /// Whether a stock was drawn from since the last [`DirectDevice::tick`].
     taken: bool,
-    /// When it is made anew.
+    /// When the stock is to be refilled.
     refill_at: Option<Duration>,
     /// The manager's own entry in the journal.
     own: Entry,
-    /// Whether the program was there before this process.
+    /// Whether an earlier process had loaded the program.
     adopted: bool,
 }
 
-/// The manager's own entry in the journal: where the program runs, which blocks it
-/// has reserved, and what the device's settings were.
+/// The manager's own entry in the journal: where the program runs, its reserved blocks,
+/// and the device's original settings.
 const OWN_ENTRY: u16 = APPLICATIONS as u16;
 
-/// A device's queues have one user and his successor.
+/// A device's queues have one user and its successor.
 const SUCCESSION: usize = 2;
 
 impl DirectDevice {
-    /// Takes over what an earlier process has pinned, or loads and attaches the program. If it
-    /// `expects` an application that is to have the queues, what they consist of is made ready
-    /// meanwhile by threads, and its tables are, which the first one waits for otherwise.
+    /// Takes over what an earlier process has pinned, or loads and attaches the program.
+    /// If it `expects` an application that is to have the queues, threads prepare the
+    /// queues' parts and the tables meanwhile. Otherwise the first application waits for
+    /// them.
     ///
     /// # Errors
-    /// As [`PinnedProgram::create`] and [`PinnedProgram::adopt`]; `NotFound`, in words, where
-    /// the interface is no more, or has another name now.
+    /// As [`PinnedProgram::create`] and [`PinnedProgram::adopt`]; `NotFound`, with an
+    /// explanation, where the interface no longer exists, or has another name now.
     pub fn open(
         directory: PinDirectory,
         interface: &str,
@@ -212,14 +213,14 @@ impl DirectDevice {
         };
         device.refresh_addresses()?;
         device.refresh_link();
-        // What an earlier process's private applications have is taken care of.
+        // Accounts for the resources of an earlier process's private applications.
         if !device.program.near_ends()?.is_empty() {
             device.offer_private()?;
         }
         Ok(device)
     }
 
-    /// Begins to make ready what applications will ask for, by threads.
+    /// Starts threads that prepare what applications will request.
     ///
     /// # Errors
     /// EAGAIN where no thread can be started; what the kernel reports.
@@ -247,15 +248,15 @@ impl DirectDevice {
         self.adopted
     }
 
-    /// Where the program runs.
+    /// The mode in which the program runs.
     pub fn mode(&self) -> XdpMode {
         self.mode
     }
 
-    /// What an earlier process left, for [`super::Manager::new`].
+    /// The state that an earlier process left, for [`super::Manager::new`].
     ///
     /// # Errors
-    /// What the kernel reports.
+    /// Those the kernel reports.
     pub fn recovered(&self) -> io::Result<Recovered> {
         let entries = (0..APPLICATIONS as u16).map(|number| self.program.entry(number));
         let ports = self.program.trusted().owned_ports()?;
@@ -276,22 +277,23 @@ impl DirectDevice {
         })
     }
 
-    /// By which descriptors that applications pass are looked at.
+    /// The checker for descriptors that applications pass.
     pub(in crate::daemon) fn holders(&self) -> Holders {
         self.holders
     }
 
-    /// Has a socket that came beside a message, and may be kept until [`DirectDevice::hide`].
+    /// Sets the socket that arrived beside a message; it may be kept until
+    /// [`DirectDevice::hide`].
     pub(in crate::daemon) fn show(&mut self, cookie: u64, socket: ForeignFd) {
         self.kept.show(cookie, socket);
     }
 
-    /// Drops what was shown, unless it is kept.
+    /// Drops the socket that was shown, unless it is kept.
     pub(in crate::daemon) fn hide(&mut self) {
         self.kept.hide();
     }
 
-    /// Holders that hold nothing any more, to be dropped.
+    /// Returns holders that no longer hold anything, to be dropped.
     pub(in crate::daemon) fn take_released(&mut self) -> Vec<ForeignFd> {
         std::mem::take(&mut self.kept.released)
     }
@@ -301,12 +303,12 @@ impl DirectDevice {
         !self.kept.released.is_empty()
     }
 
-    /// What the kernel is to be asked, by threads.
+    /// The queries that threads must make.
     pub(in crate::daemon) fn take_looks(&mut self) -> Vec<Look> {
         std::mem::take(&mut self.looks)
     }
 
-    /// Readable when a socket that is kept has changed.
+    /// Becomes readable when a kept socket has changed.
     pub(in crate::daemon) fn holder_changes(&self) -> BorrowedFd<'_> {
         self.kept.changes()
     }
@@ -316,18 +318,18 @@ impl DirectDevice {
         self.kept.take_changed()
     }
 
-    /// Queues that the driver program counts on.
+    /// Queues on which the driver program counts.
     fn queue_count(&self) -> u32 {
         queue_count_of(&self.interface)
     }
 
-    /// What became of the kernel's frames on each queue, by class.
+    /// Kernel-bound frames on each queue, by class and outcome.
     pub fn classes(&self) -> Vec<[ClassCounts; CLASSES]> {
         let counts = |queue| Class::ALL.map(|class| self.program.trusted().class(queue, class));
         (0..self.queue_count()).map(counts).collect()
     }
 
-    /// Its index.
+    /// The interface's index.
     pub fn index(&self) -> u32 {
         self.index
     }
@@ -345,14 +347,14 @@ impl DirectDevice {
         Ok(())
     }
 
-    /// Makes an application's queues, which get its frames from then on.
+    /// Makes an application's queues, which receive its frames from then on.
     fn make_queues(&mut self, application: u16, join: &Join) -> io::Result<Vec<Made>> {
         if self.private.as_ref().is_some_and(Private::is_used)
             && join.flags & JOIN_WITHOUT_QUEUES == 0
         {
             return Err(shared::busy(&self.interface));
         }
-        // From who stays alone if this one has no queues.
+        // From the application that stays alone if this one has no queues.
         self.take_back()?;
         let [queues, transmit_queues] = queue_counts(&self.interface).unwrap_or([1, 0]);
         self.described.transmit_queues = transmit_queues;
@@ -450,7 +452,7 @@ impl Device for DirectDevice {
     }
 
     fn make(&mut self, application: u16, join: &Join, private: bool) -> io::Result<(u32, Parts)> {
-        // What takes long comes after the answer.
+        // Slow work is done after the answer.
         self.taken = true;
         let id = self.present.get(&application).map_or(0, |of| of.1);
         let queues = match private {
@@ -483,7 +485,7 @@ impl Device for DirectDevice {
             return Ok(tables);
         }
         let (frames, receive_ring) = queues::sizes(join, &self.interface)?;
-        // Of both sockets: fill and completion rings of addresses, rings of descriptors.
+        // For both sockets: fill and completion rings of addresses, rings of descriptors.
         let frame = frame_size_of(self.described.mtu as usize) as u64 + 2 * 8;
         let rings = 2 * 16 * u64::from(receive_ring);
         let queue = u64::from(frames) * frame + rings;
@@ -499,7 +501,7 @@ impl Device for DirectDevice {
             .clear(&mut self.netlink, self.index, application);
         self.program.clear(application)?;
         let tables = self.program.trusted();
-        // Later fragments of what it was getting become the kernel's.
+        // Later fragments of its datagrams go to the kernel.
         tables.forget_fragments();
         if let Some(private) = &mut self.private {
             private.clear(&mut self.program, application)?;
@@ -512,7 +514,7 @@ impl Device for DirectDevice {
         self.polls.forget(application, tables, queues);
         let is_shared = self.private.as_ref().is_some_and(Private::is_used);
         let tables = self.program.trusted();
-        // While several share the device, the last of them puts its settings back.
+        // While several share the device, the last of them restores its settings.
         if self.queues.are_of(application) && !is_shared {
             tables.set_fragment_application(None);
             self.queues.release(queues::noted(&self.own))?;
@@ -535,7 +537,7 @@ impl Device for DirectDevice {
     }
 
     fn look_at(&mut self, cookie: u64, user: u32) {
-        // Without a descriptor left it is looked at next time.
+        // Without a spare descriptor it is checked next time.
         if let Ok(socket) = self.kept.holder(cookie) {
             self.looks.push(Look::Holder(cookie, socket, user));
         }
@@ -585,7 +587,7 @@ impl Device for DirectDevice {
             return Ok(());
         }
         let change = self.reserved.begin(blocks)?;
-        // Of two sets a successor takes away both.
+        // A successor clears the leases of both sets.
         let mut either = *blocks;
         for (word, before) in either.iter_mut().zip(self.reserved.blocks()) {
             *word |= before;
@@ -624,11 +626,11 @@ impl Device for DirectDevice {
         request: &Request,
     ) -> io::Result<(Answer, Vec<OwnedFd>)> {
         match request {
-            // It could forge what others are said to have sent.
+            // It could forge frames from others.
             Request::Input(_) if self.lent.is_some() => Err(invalid(
                 "of a private application nothing is taken for input",
             )),
-            // Or have its frames go to other sockets.
+            // It could also send its frames to other sockets.
             Request::Probe(probe)
                 if self.lent.is_some()
                     && probe.port != 0
@@ -637,7 +639,7 @@ impl Device for DirectDevice {
             {
                 Err(invalid("a probe goes to a port that helpers have"))
             }
-            // Ports for them are few, and the next application's, too.
+            // Ports for them are few, and also the next application's.
             Request::GetHelpers(_)
                 if self.lent.is_some()
                     && self.queues.given()

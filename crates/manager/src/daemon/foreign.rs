@@ -1,7 +1,7 @@
-//! Descriptors that clients have passed. A look at one may block, since its owner may hold the
-//! socket's lock. Closing one may block: TCP lingers as long as the owner said, a file of FUSE
-//! is flushed by its server, and a Unix socket closes what nobody has read from it. So threads
-//! do both, one per user, and a hostile user keeps nobody else waiting.
+//! Descriptors that clients have passed. Examining one may block, since its owner may
+//! hold the socket's lock. Closing one may block: TCP lingers as long as the owner set,
+//! the server of a FUSE file flushes it, and a Unix socket closes unread descriptors. So
+//! threads do both, one per user, and a hostile user delays no other.
 
 use std::collections::{HashMap, VecDeque};
 use std::fmt;
@@ -18,20 +18,21 @@ use super::manager::ClientId;
 use super::ports::{HolderFacts, PortKey};
 use crate::connection::Received;
 
-/// How long a thread without work lives.
+/// How long an idle thread lives.
 const IDLE: Duration = Duration::from_secs(1);
-/// What may wait for a user's thread before no more of the user's connections are accepted.
+/// Number of jobs waiting for a user's thread from which no more of the user's
+/// connections are accepted.
 const WAITING_MOST: usize = 64;
 
 /// A descriptor that a client has passed, which its user's thread closes.
 pub struct ForeignFd {
-    /// `None` while it is dropped.
+    /// `None` while being dropped.
     descriptor: Option<OwnedFd>,
     closed_by: Option<Arc<Desk>>,
 }
 
 impl From<OwnedFd> for ForeignFd {
-    /// One of this process's own, which is closed where it is dropped.
+    /// Wraps this process's own descriptor, which is closed where it is dropped.
     fn from(descriptor: OwnedFd) -> Self {
         ForeignFd {
             descriptor: Some(descriptor),
@@ -60,26 +61,26 @@ impl fmt::Debug for ForeignFd {
     }
 }
 
-/// A message with descriptors, once they were looked at.
+/// A message with descriptors that were examined.
 #[derive(Debug)]
 pub(super) struct Seen {
     pub(super) client: ClientId,
     pub(super) bytes: Vec<u8>,
-    /// The one descriptor beside the message, if one was.
+    /// The descriptor beside the message, if there was one.
     pub(super) descriptor: Option<ForeignFd>,
-    /// What the kernel says of it.
+    /// The kernel's facts about it.
     pub(super) facts: Option<HolderFacts>,
 }
 
-/// What a user's thread has found.
+/// A result of a user's thread.
 #[derive(Debug)]
 pub(super) enum Found {
     Message(Seen),
-    /// What a holder says now, by its cookie.
+    /// A holder's current state, by its cookie.
     Holder(u64, Option<HolderFacts>),
     /// Another user has a socket at the port.
     Anothers(PortKey),
-    /// What a client let go of is closed; the id of the answer that waited for it.
+    /// A client's resource is closed; the id of the answer that waited for it.
     Closed(ClientId, u32),
 }
 
@@ -90,11 +91,11 @@ pub(super) struct ForeignThreads {
     common: Arc<Common>,
 }
 
-/// Of a descriptor of a user's.
+/// Returns facts about a user's descriptor.
 type Facts = dyn Fn(BorrowedFd<'_>, u32) -> Option<HolderFacts> + Send + Sync;
 type Ask = dyn FnOnce(&Facts) -> Option<Found> + Send;
 
-/// What all threads share.
+/// State shared by all threads.
 struct Common {
     facts: Box<Facts>,
     found: Mutex<Vec<Found>>,
@@ -107,7 +108,7 @@ impl fmt::Debug for Common {
     }
 }
 
-/// What one user's thread has to do.
+/// The work of one user's thread.
 #[derive(Debug)]
 struct Desk {
     work: Mutex<Work>,
@@ -118,7 +119,7 @@ struct Desk {
 #[derive(Debug, Default)]
 struct Work {
     jobs: VecDeque<Job>,
-    /// Jobs that are not done.
+    /// Jobs that are not finished.
     waiting: usize,
     has_thread: bool,
 }
@@ -139,13 +140,14 @@ impl fmt::Debug for Job {
     }
 }
 
-/// No caller leaves behind a lock a state that is half changed.
+/// A caller never leaves state half changed behind a lock.
 fn locked<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 impl ForeignThreads {
-    /// No thread yet. `facts` returns what the kernel says of a user's descriptor.
+    /// Starts without threads. `facts` returns the kernel's facts about a user's
+    /// descriptor.
     ///
     /// # Errors
     /// EMFILE, ENFILE, ENOMEM.
@@ -162,17 +164,17 @@ impl ForeignThreads {
         })
     }
 
-    /// Readable once [`ForeignThreads::found`] has something.
+    /// Becomes readable once [`ForeignThreads::found`] has something.
     pub(super) fn wake(&self) -> BorrowedFd<'_> {
         self.common.wake.as_fd()
     }
 
-    /// Has a user's thread look at what came beside a message.
+    /// Makes a user's thread examine the descriptors beside a message.
     pub(super) fn look(&mut self, user: u32, client: ClientId, received: Received) {
         self.desk(user).give(Job::Look(user, client, received));
     }
 
-    /// Has a user's thread ask something of the kernel, after what it has to do before.
+    /// Makes a user's thread query the kernel, after its earlier jobs.
     pub(super) fn ask(
         &mut self,
         user: u32,
@@ -181,18 +183,18 @@ impl ForeignThreads {
         self.desk(user).give(Job::Ask(Box::new(ask)));
     }
 
-    /// What was found.
+    /// Returns the results.
     pub(super) fn found(&self) -> Vec<Found> {
         self.common.wake.clear();
         std::mem::take(&mut *locked(&self.common.found))
     }
 
-    /// Has a user's thread drop something.
+    /// Makes a user's thread drop something.
     pub(super) fn close(&mut self, user: u32, what: impl Send + 'static) {
         self.desk(user).give(Job::Close(Box::new(what)));
     }
 
-    /// A user's descriptor, which the user's thread closes when it is dropped.
+    /// Wraps a user's descriptor, which the user's thread closes when it is dropped.
     pub(super) fn own(&mut self, user: u32, descriptor: OwnedFd) -> ForeignFd {
         ForeignFd {
             descriptor: Some(descriptor),
@@ -200,7 +202,8 @@ impl ForeignThreads {
         }
     }
 
-    /// True where a user's thread has so much to do that no more is accepted of the user.
+    /// True where a user's thread has so many jobs that no more of the user's connections
+    /// are accepted.
     pub(super) fn is_stuck(&self, user: u32) -> bool {
         let desk = self.desks.get(&user);
         desk.is_some_and(|desk| locked(&desk.work).waiting >= WAITING_MOST)
@@ -210,7 +213,7 @@ impl ForeignThreads {
         if let Some(desk) = self.desks.get(&user) {
             return desk.clone();
         }
-        // Users without work come back with a new one.
+        // Users without work get a new thread when they return.
         self.desks
             .retain(|_, desk| Arc::strong_count(desk) > 1 || locked(&desk.work).waiting > 0);
         let desk = Arc::new(Desk {
@@ -233,7 +236,7 @@ impl Desk {
             return;
         }
         let desk = self.clone();
-        // Where no thread can be started the job waits for the next one's.
+        // If no thread can be started the job waits for the next job's thread.
         let thread = thread::Builder::new().name("tw-foreign".to_owned());
         work.has_thread = thread.spawn(move || desk.work()).is_ok();
     }
@@ -269,7 +272,7 @@ impl Desk {
             }
             Job::Close(what) => return drop(what),
         };
-        // No request has more than one beside it.
+        // No request has more than one descriptor.
         let descriptor = <[OwnedFd; 1]>::try_from(received.descriptors);
         let descriptor = descriptor.ok().map(|[descriptor]| descriptor);
         let facts = descriptor.as_ref();
@@ -325,7 +328,7 @@ mod tests {
         threads.close(1, Blocks(blocks));
         let (reads, writes) = pipe().unwrap();
         rustix::io::ioctl_fionbio(&reads, true).unwrap();
-        // The same user's next one waits, and another user's does not.
+        // The same user's next job waits, another user's does not.
         drop(threads.own(1, writes));
         let (others, of_other) = pipe().unwrap();
         drop(threads.own(2, of_other));

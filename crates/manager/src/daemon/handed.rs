@@ -1,10 +1,13 @@
-//! What was handed to applications, until nothing refers to it any more: an application that
-//! ends may keep descriptors and mappings, or have passed them on.
+//! Tracks objects handed over to applications until nothing refers to them: an
+//! application that ends may keep descriptors and mappings, or have passed them on.
 //!
-//! The kernel reports each kind in another way. A map is in a set of epoll(7) until its last
-//! descriptor and mapping are gone, which /proc/self/fdinfo lists. Of frame memory, which has
-//! no name, inotify(7) reports the end. A socket of AF_XDP, which keeps memory pinned, is gone
-//! once another can be bound in its place ([`super::private`]).
+//! The kernel reports each kind in another way.
+//!
+//! - A map is in an epoll(7) set until its last descriptor and mapping are gone;
+//!   /proc/self/fdinfo lists the set.
+//! - Frame memory has no name; inotify(7) reports its end.
+//! - An AF_XDP socket keeps memory pinned. It is gone once another can be bound in its
+//!   place ([`super::private`]).
 
 use std::collections::HashMap;
 use std::fs;
@@ -17,24 +20,24 @@ use rustix::event::epoll;
 use rustix::fs::inotify;
 use rustix::io::Errno;
 
-/// An application's number among all that ever were: a part of its token.
+/// An application's number among all that ever existed: a part of its token.
 pub(super) type Id = u64;
 
-/// Held as long as a socket may be referred to.
+/// Held as long as a socket may be referenced.
 pub(super) type Share = Arc<()>;
 
 #[derive(Debug)]
 pub(super) struct Handed {
-    /// Nothing is waited for by it.
+    /// An epoll set that is never waited on.
     maps: OwnedFd,
     memory: OwnedFd,
-    /// Whose is the memory behind each watch.
+    /// The application that owns the memory behind each watch.
     watches: HashMap<i32, Id>,
     sockets: HashMap<Id, Weak<()>>,
 }
 
 impl Handed {
-    /// Nothing yet.
+    /// Starts empty.
     ///
     /// # Errors
     /// EMFILE, ENFILE, ENOMEM.
@@ -48,7 +51,7 @@ impl Handed {
         })
     }
 
-    /// What each socket of an application is to hold.
+    /// A token that each socket of an application must hold.
     pub(super) fn share(&mut self, id: Id) -> Share {
         let share = Share::default();
         self.sockets.insert(id, Arc::downgrade(&share));
@@ -75,10 +78,10 @@ impl Handed {
         Ok(())
     }
 
-    /// Whether anything that an application was handed is still referred to.
+    /// Whether any object handed over to an application is still referenced.
     ///
     /// # Errors
-    /// What /proc reports.
+    /// Those /proc reports.
     pub(super) fn is_held(&mut self, id: Id) -> io::Result<bool> {
         self.forget_memory()?;
         let has_sockets = self
@@ -93,13 +96,13 @@ impl Handed {
         Ok(ids(&fs::read_to_string(path)?).any(|of| of == id))
     }
 
-    /// Takes what inotify reports.
+    /// Takes inotify's reports.
     fn forget_memory(&mut self) -> io::Result<()> {
         let mut buffer = [MaybeUninit::uninit(); 1024];
         let mut events = inotify::Reader::new(&self.memory, &mut buffer);
         loop {
             match events.next() {
-                // Of each watch it is the last: the kernel takes it away.
+                // It is the last event of each watch: the kernel removes it.
                 Ok(event) => drop(self.watches.remove(&event.wd())),
                 Err(Errno::AGAIN) => return Ok(()),
                 Err(Errno::INTR) => {}
@@ -109,7 +112,7 @@ impl Handed {
     }
 }
 
-/// Whose maps are in a set: `tfd: 5 events: 18 data: 2a pos:…` (proc_pid_fdinfo(5)).
+/// The ids of maps in a set: `tfd: 5 events: 18 data: 2a pos:…` (proc_pid_fdinfo(5)).
 fn ids(fdinfo: &str) -> impl Iterator<Item = Id> {
     fdinfo.lines().filter_map(|line| {
         let mut words = line.strip_prefix("tfd:")?.split_whitespace();
@@ -131,7 +134,7 @@ mod tests {
     fn what_is_handed_out_is_held_until_its_last_copy_is_gone() {
         let mut handed = Handed::new().unwrap();
         assert!(!handed.is_held(1).unwrap());
-        // Something else that epoll takes, in the map's place.
+        // Another file that epoll accepts, in place of the map.
         let (tables, _other) = pipe().unwrap();
         let memory = memfd_create("tw-test", MemfdFlags::CLOEXEC).unwrap();
         ftruncate(&memory, 4096).unwrap();

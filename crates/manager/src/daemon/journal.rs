@@ -1,7 +1,8 @@
-//! What a manager writes down for its successor: an entry for each application, in a map
-//! of the kernel's that outlives the process and not the machine.
+//! A manager's record for its successor: one entry per application, in a kernel map that
+//! outlives the process but not a reboot.
 //!
-//! Which ports an application owns is not in here: the driver program's own tables say so.
+//! The ports that an application owns are not recorded here: they are in the driver
+//! program's own tables.
 
 use zerocopy::{FromBytes, FromZeros, Immutable, IntoBytes, KnownLayout};
 
@@ -12,44 +13,44 @@ pub const ENTRY_BYTES: usize = 256;
 
 /// No application.
 pub const FREE: u32 = 0;
-/// One that is being made or taken away.
+/// Being created or removed.
 pub const INCOMPLETE: u32 = 1;
-/// One that its process may use.
+/// In use by its process.
 pub const ACTIVE: u32 = 2;
 
 /// One application.
 #[derive(Clone, Debug, PartialEq, Eq, FromBytes, IntoBytes, KnownLayout, Immutable)]
 #[repr(C)]
 pub struct Entry {
-    /// [`Entry::VERSION`]; 0 where nothing was ever written.
+    /// [`Entry::VERSION`]; 0 if it was never written.
     pub version: u32,
     /// [`FREE`], [`INCOMPLETE`] or [`ACTIVE`].
     pub state: u32,
     /// User id.
     pub uid: u32,
-    /// Process id, for people.
+    /// Process id, for operators.
     pub pid: u32,
-    /// By which it presents itself.
+    /// Token by which it presents itself.
     pub token: [u8; 16],
     /// Blocks leased, of UDP and of TCP.
     pub leases: [Blocks; 2],
-    /// Queues that it has.
+    /// Number of queues that it has.
     pub queues: u32,
-    /// Of the manager's own: 1, while the two that follow are what the device's settings
-    /// are to be again.
+    /// In the manager's own entry: 1 while the next two fields hold the device's settings
+    /// to restore.
     pub deferral_noted: u32,
     /// `napi_defer_hard_irqs`.
     pub defer_hard_irqs: u64,
     /// `gro_flush_timeout`, ns.
     pub flush_timeout: u64,
-    /// Of the manager's own: 1, or 2 where threads polled the device, while that is noted
-    /// to be so again.
+    /// In the manager's own entry: 1, or 2 if threads polled the device, while that is
+    /// recorded to be restored.
     pub threaded_before: u32,
     /// 1: in private mode.
     pub private: u32,
-    /// Of the manager's own: the interface's index; 0 where that was not noted.
+    /// In the manager's own entry: the interface's index; 0 if that was not recorded.
     pub interface: u32,
-    /// KiB that were handed out, which count among its user's.
+    /// KiB that were handed over, which count toward its user's quota.
     pub handed: u32,
     /// Zero.
     pub reserved: [u8; 120],
@@ -58,10 +59,10 @@ pub struct Entry {
 const _: () = assert!(size_of::<Entry>() == ENTRY_BYTES);
 
 impl Entry {
-    /// Of this layout.
+    /// Version of this layout.
     pub const VERSION: u32 = 1;
 
-    /// As the map has it.
+    /// Reads the map's bytes.
     pub fn of_bytes(bytes: [u8; ENTRY_BYTES]) -> Self {
         zerocopy::transmute!(bytes)
     }
@@ -74,7 +75,7 @@ impl Entry {
         }
     }
 
-    /// An application that is to be made.
+    /// An application being created.
     pub fn incomplete(uid: u32, pid: u32, token: [u8; 16]) -> Self {
         Entry {
             state: INCOMPLETE,

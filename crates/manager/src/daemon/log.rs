@@ -1,19 +1,19 @@
-//! What a daemon reports of itself: one line an event on standard error, with a level, the
-//! event's name and values by name (logfmt). Under systemd, which reads a priority before
-//! each line (sd-daemon(3)), the level is one.
+//! A daemon's log: one line per event on standard error, with a level, the event's name
+//! and named values (logfmt). Under systemd, which reads a priority before each line
+//! (sd-daemon(3)), the level is one.
 
 use std::fmt::{self, Display, Write};
 use std::io;
 use std::time::{Duration, Instant};
 
-/// How grave an event is, as syslog(3) numbers it.
+/// Severity of an event, as syslog(3) numbers it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Level {
-    /// Something asked for is not done.
+    /// A request was not carried out.
     Error = 3,
-    /// Something is not as it should be.
+    /// Something is wrong.
     Warning = 4,
-    /// What happens.
+    /// Normal operation.
     Info = 6,
 }
 
@@ -27,25 +27,25 @@ impl Level {
     }
 }
 
-/// Where a daemon's lines go. What clients cause is bounded, so that none of them fills a
-/// disk.
+/// The output of a daemon's lines. Lines caused by clients are bounded, so that none of
+/// them fills a disk.
 #[derive(Debug)]
 pub struct Log {
     for_systemd: bool,
-    /// The least grave that is written.
+    /// The least severe level that is written.
     least: Level,
-    /// When the present second began.
+    /// Start of the current second.
     second: Instant,
     events: Share,
-    /// Of what is refused: any user can cause that, and is not to hide what else happens.
+    /// The share for refusals: any user can cause these, and must not hide other events.
     refusals: Share,
 }
 
-/// A part of a second's lines; what is beyond it is counted.
+/// A share of a second's lines; the excess is counted.
 #[derive(Debug)]
 struct Share {
     most: u32,
-    /// Since the second began.
+    /// Lines since the second began.
     lines: u32,
     left_out: u64,
 }
@@ -68,20 +68,20 @@ impl Share {
         has_room
     }
 
-    /// How many lines were left out in the second that is over.
+    /// Starts a second. Returns how many lines were left out in the last.
     fn begin_second(&mut self) -> u64 {
         self.lines = 0;
         std::mem::take(&mut self.left_out)
     }
 }
 
-/// Lines of one second, those of refusals aside.
+/// Lines per second, not counting refusals.
 const LINES: u32 = 100;
-/// Lines of refusals in one second.
+/// Lines of refusals per second.
 const REFUSALS: u32 = 20;
 
 impl Default for Log {
-    /// To standard error.
+    /// Logs to standard error.
     fn default() -> Self {
         Log {
             for_systemd: std::env::var_os("JOURNAL_STREAM").is_some(),
@@ -94,7 +94,7 @@ impl Default for Log {
 }
 
 impl Log {
-    /// One of events that are at least so grave.
+    /// Logs events of at least this severity.
     pub fn of(least: Level) -> Self {
         Log {
             least,
@@ -109,17 +109,17 @@ impl Log {
         }
     }
 
-    /// Writes that something was refused, within the share of that.
+    /// Logs a refusal, within the share for refusals.
     pub fn write_refused(&mut self, values: &[(&str, &dyn Display)]) {
         if self.is_due(Level::Info) && self.refusals.has_room() {
             self.print(Level::Info, "refused", values);
         }
     }
 
-    /// Whether events of a level are written. Reports what the second before left out, if that
-    /// is over.
+    /// Whether events of a level are written. Reports what the last second left out, if
+    /// that is over.
     fn is_due(&mut self, level: Level) -> bool {
-        // The graver, the smaller.
+        // More severe levels are smaller.
         if level as u8 > self.least as u8 {
             return false;
         }
@@ -129,7 +129,7 @@ impl Log {
         true
     }
 
-    /// How many lines the second that is over has left out, if any.
+    /// Lines that the last second left out, if it is over.
     fn begin_second(&mut self, now: Instant) -> Option<u64> {
         if now.saturating_duration_since(self.second) < Duration::from_secs(1) {
             return None;
@@ -147,7 +147,8 @@ impl Log {
         }
         let _ = write_event(&mut line, level, event, values);
         line.push('\n');
-        // In one call, or others' lines come between. Nobody is there to hear of a failure.
+        // One call, so that other processes' lines cannot come between. A failure cannot
+        // be reported.
         let _ = io::Write::write_all(&mut io::stderr(), line.as_bytes());
     }
 }

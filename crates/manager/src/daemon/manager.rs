@@ -1,4 +1,4 @@
-//! The manager's decisions.
+//! The manager's decisions, without I/O.
 
 use std::collections::HashMap;
 use std::io;
@@ -28,74 +28,76 @@ use super::{Device, Limits, PRESENT_WITHIN};
 use crate::connection::Credentials;
 use crate::protocol::{Answer, AtmAttached, Counters, Failure, Joined, Request, header};
 
-/// How soon a step that failed is tried again.
+/// How soon a step that failed is retried.
 const RETRY_AFTER: Duration = Duration::from_millis(100);
 
-/// How long a client has for its Join, and if it has asked for that, for joining.
+/// How long a client has to send its Join, and to join after it has sent one.
 const JOIN_WITHIN: [Duration; 2] = [Duration::from_secs(1), Duration::from_secs(4)];
-/// The longest part of the time for presenting that one turn of the loop uses up. A loop that
-/// was held up for longer has heard nobody meanwhile.
+/// The longest part of the presentation time that one turn of the loop uses up. A loop
+/// that was delayed for longer has not read from any client meanwhile.
 const TURN_MOST: Duration = Duration::from_millis(200);
-/// While clients wait to be heard the time for presenting goes on, up to this many times it.
+/// While clients' messages are unread the presentation time continues, up to this many
+/// times its length.
 const HEARD_WITHIN: u32 = 4;
 
-/// A connection of a client, numbered by its server, never twice.
+/// A client's connection, numbered by its server; never reused.
 pub type ClientId = u64;
 
-/// What an earlier run left.
+/// The state that an earlier run left.
 #[derive(Debug, Default)]
 pub struct Recovered {
-    /// Of the journal, by application.
+    /// Journal entries, by application.
     pub entries: Vec<Entry>,
-    /// What the driver program's tables say, with the application.
+    /// Ports in the driver program's tables, each with its application.
     pub ports: Vec<(PortKey, u16)>,
-    /// Circuits, by the same.
+    /// Circuits, each with its application.
     pub circuits: Vec<(Circuit, u16)>,
 }
 
-/// What a client is answered.
+/// The reply to a client.
 #[derive(Debug)]
 pub enum Reply<P> {
-    /// One message, and what goes beside it.
+    /// One message, and its descriptors.
     Answer(Answer, Vec<OwnedFd>),
     /// It has joined: the message, and what goes beside it and after it.
     Joined(Joined, P),
-    /// It has circuits: the message, beside which goes the connection of its notices.
+    /// It has circuits: the message, with the connection of its notices beside it.
     Attached(AtmAttached),
-    /// It has left: one message, after which its connection is to be closed.
+    /// It has left: one message, after which its connection must be closed.
     Left,
 }
 
-/// The state of a manager. Time is whatever clock its caller has.
+/// The state of a manager. Time is that of the caller's clock.
 #[derive(Debug)]
 pub struct Manager {
     limits: Limits,
     clients: HashMap<ClientId, Client>,
     applications: Vec<Option<Application>>,
-    /// Applications that have ended, of which something may still be referred to.
+    /// Applications that have ended, and whose objects may still be referenced.
     departed: Vec<Departed>,
     ports: Ports,
     circuits: Circuits,
-    /// Application of each block: UDP, TCP.
+    /// Owner of each block: UDP, TCP.
     blocks: [[Option<u16>; BLOCKS]; 2],
-    /// Where the search for a block begins.
+    /// Start of the next search for a block.
     next_block: usize,
-    /// Until when applications of an earlier run may present themselves, as far as is known.
+    /// Time until which applications of an earlier run may present themselves, as
+    /// currently known.
     present_until: Option<Duration>,
-    /// When that ends although clients wait to be heard.
+    /// Time at which that ends even if clients' messages are unread.
     present_at_most: Duration,
     /// When the loop was last known to turn.
     turned: Duration,
-    /// Whether clients wait to be heard.
+    /// Whether clients' messages are unread.
     is_behind: bool,
-    /// The last application that a turn of the loop cleared away.
+    /// The last application that a turn of the loop cleared.
     swept: u16,
     /// Whether more of them wait for the next turn.
     is_sweeping: bool,
-    /// When what failed is tried again.
+    /// Time at which failed steps are retried.
     retry_at: Option<Duration>,
-    /// When the holders of private applications are looked at next, and those that need it
-    /// more often.
+    /// When holders of private applications are examined next, and when those are that
+    /// need it more often.
     look_at_all: Option<Duration>,
     look_often: Option<Duration>,
     counters: Counters,
@@ -107,13 +109,13 @@ struct Client {
     application: Option<u16>,
     of_program: bool,
     may_send_anything: bool,
-    /// Of [`Limits::units`].
+    /// Index into [`Limits::units`].
     unit: Option<usize>,
     /// When its connection ends unless it has joined; `None`: never.
     until: Option<Duration>,
     /// Whether it has asked to join.
     has_asked: bool,
-    /// Whether it may join because every user may, and its user has no application.
+    /// Whether it may join only because every user may, and its user has no application.
     is_stranger: bool,
 }
 
@@ -129,21 +131,21 @@ struct Application {
 struct Departed {
     domain: Domain,
     token: [u8; 16],
-    /// As its entry had it.
+    /// As in its entry.
     handed: u32,
 }
 
-/// Whose quotas an application counts among. Not in the journal: an earlier run's is its
-/// user's until it presents itself.
+/// The domain whose quotas an application counts toward. Not in the journal: an earlier
+/// run's application counts toward its user's until it presents itself.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Domain {
     User(u32),
-    /// Of [`Limits::units`].
+    /// Index into [`Limits::units`].
     Unit(usize),
 }
 
 impl Domain {
-    /// One for each domain.
+    /// A distinct number for each domain.
     fn number(self) -> u64 {
         match self {
             Domain::User(user) => user.into(),
@@ -156,16 +158,16 @@ impl Domain {
 enum State {
     /// Its client is connected.
     Live,
-    /// An earlier run's, which has not presented itself.
+    /// From an earlier run, and not presented yet.
     Awaited,
-    /// To be cleared away, as far as that is not done.
+    /// Being cleared.
     Clearing,
 }
 
 const PROTOCOLS: [Protocol; 2] = [Protocol::Udp, Protocol::Tcp];
 
 impl Manager {
-    /// A manager of a device, with what an earlier run left of it.
+    /// Creates a manager of a device, with the state that an earlier run left of it.
     pub fn new<D: Device>(
         limits: Limits,
         recovered: Recovered,
@@ -214,7 +216,7 @@ impl Manager {
             let Some(place) = self.applications.get_mut(number) else {
                 break;
             };
-            // Nothing was ever written.
+            // It was never written.
             if entry.state == FREE {
                 continue;
             }
@@ -255,7 +257,7 @@ impl Manager {
         self.hold_recovered(now, device);
         for key in ownerless {
             if device.disown_port(&key).is_err() {
-                // Nobody is number APPLICATIONS.
+                // No application has the number APPLICATIONS.
                 self.ports.insert_unheld(key, APPLICATIONS as u16);
                 self.retry(now);
             }
@@ -275,21 +277,21 @@ impl Manager {
         }
     }
 
-    /// Has applications call and be called, over a link of signalling that its caller keeps.
-    /// `seed`: a random number.
+    /// Enables calls by and to applications, over a signalling link that the caller
+    /// maintains. `seed`: a random number.
     pub fn control_circuits(&mut self, config: AtmConfig, seed: u32, now: Duration) {
         let is_awaited = |number: &u16| self.state(*number) == Some(State::Awaited);
         let awaited = (0..APPLICATIONS as u16).filter(is_awaited).collect();
         self.circuits.control(config, seed, awaited, now);
     }
 
-    /// A PDU of the signalling link has come.
+    /// Processes a PDU received on the signalling link.
     pub fn signalling_received<D: Device>(&mut self, pdu: &[u8], now: Duration, device: &mut D) {
         self.circuits.pdu_received(pdu, now);
         self.circuits.step(now, device);
     }
 
-    /// True while the signalling link waits: what has come is left where it is.
+    /// True while the signalling link waits: received PDUs are left where they are.
     pub fn signalling_waits(&self) -> bool {
         self.circuits.link_waits()
     }
@@ -304,7 +306,7 @@ impl Manager {
         self.circuits.has_call(application, call)
     }
 
-    /// What an application is to be told of its calls next.
+    /// The next notice to an application about its calls.
     pub fn poll_call_notice(&mut self) -> Option<CallNotice> {
         self.circuits.poll_notice()
     }
@@ -312,7 +314,7 @@ impl Manager {
     /// Notes a client, which [`Manager::admit`] then admits or not.
     ///
     /// # Errors
-    /// What to answer it before its connection is closed.
+    /// The answer to send before closing its connection.
     pub fn connected(&mut self, client: ClientId, credentials: Credentials) -> Result<(), Refusal> {
         let of_user = |other: &&Client| {
             other.credentials.uid == credentials.uid && other.application.is_none()
@@ -344,15 +346,15 @@ impl Manager {
         }
     }
 
-    /// Notes that a client could send and read any frame of the host by itself: its process
-    /// is user 0's and has CAP_NET_RAW in the manager's user namespace.
+    /// Notes that a client could send and read any frame of the host by itself: its
+    /// process is user 0's and has CAP_NET_RAW in the manager's user namespace.
     pub fn may_send_anything(&mut self, client: ClientId) {
         if let Some(client) = self.clients.get_mut(&client) {
             client.may_send_anything = true;
         }
     }
 
-    /// Notes which unit a client is of, if that is one of [`Limits::units`].
+    /// Notes a client's unit, if it is one of [`Limits::units`].
     pub fn is_of_unit(&mut self, client: ClientId, unit: &UnitName) {
         let listed = self.limits.units.iter().position(|(name, _)| name == unit);
         if let Some(client) = self.clients.get_mut(&client) {
@@ -360,7 +362,7 @@ impl Manager {
         }
     }
 
-    /// A client's connection has ended, and with it the application that it was.
+    /// Handles the end of a client's connection, and of the application that it was.
     pub fn gone<D: Device>(&mut self, client: ClientId, now: Duration, device: &mut D) {
         let Some(Client {
             application: Some(number),
@@ -375,17 +377,17 @@ impl Manager {
         self.clear(number, now, device);
     }
 
-    /// The application that a client is, if it is one.
+    /// The application of a client, if it has joined.
     pub fn application_of(&self, client: ClientId) -> Option<u16> {
         self.clients.get(&client)?.application
     }
 
-    /// Who a client is.
+    /// A client's credentials.
     pub fn credentials_of(&self, client: ClientId) -> Option<Credentials> {
         Some(self.clients.get(&client)?.credentials)
     }
 
-    /// When [`Manager::tick`] has something to do.
+    /// Time at which [`Manager::tick`] is due.
     pub fn deadline(&self) -> Option<Duration> {
         let presenting = self
             .present_until
@@ -402,20 +404,21 @@ impl Manager {
         own.into_iter().flatten().chain(overdue).min()
     }
 
-    /// Notes whether clients wait to be heard. While they do nothing is cleared away because
-    /// it was not presented, for some time.
+    /// Notes whether clients' messages are unread. While they are, nothing is cleared for
+    /// not having been presented, for some time.
     pub fn set_behind(&mut self, is_behind: bool) {
         self.is_behind = is_behind;
     }
 
-    /// A client that has had its time to join, whose connection is to be closed.
+    /// A client whose time to join has expired, and whose connection must be closed.
     pub fn overdue(&self, now: Duration) -> Option<ClientId> {
         let is_overdue = |client: &Client| client.until.is_some_and(|until| now >= until);
         let mut clients = self.clients.iter();
         clients.find_map(|(&number, client)| is_overdue(client).then_some(number))
     }
 
-    /// Does what is due: clears what nobody has presented, and tries again what failed.
+    /// Does what is due: clears applications that were not presented, and retries failed
+    /// steps.
     pub fn tick<D: Device>(&mut self, now: Duration, device: &mut D) {
         self.circuits.step(now, device);
         self.turn(now);
@@ -451,7 +454,7 @@ impl Manager {
         }
     }
 
-    /// Clears one application away, the next after the last that was, so that clients have
+    /// Clears one application, the next after the last cleared, so that clients have
     /// their turn before the others.
     fn clear_next<D: Device>(&mut self, now: Duration, device: &mut D) {
         let all = APPLICATIONS as u16;
@@ -466,7 +469,8 @@ impl Manager {
         self.clear(number, now, device);
     }
 
-    /// The time for presenting goes on only while the loop turns, and clients are heard.
+    /// Advances the presentation time, which runs only while the loop turns and clients'
+    /// messages are read.
     fn turn(&mut self, now: Duration) {
         let elapsed = now.saturating_sub(self.turned);
         self.turned = now;
@@ -480,9 +484,9 @@ impl Manager {
         }
     }
 
-    /// Acts on a message, which may be anything, of a client. `holder`: what the kernel
-    /// says of the one descriptor that came with it, if one did. The id for the answer,
-    /// too.
+    /// Acts on a client's message, which may be anything. `holder`: the kernel's facts
+    /// about the descriptor that came with it, if one did. Also returns the id for the
+    /// answer.
     pub fn handle<D: Device>(
         &mut self,
         client: ClientId,
@@ -508,11 +512,12 @@ impl Manager {
         (id, reply)
     }
 
-    /// An application has said something by the connection of its notices, by which it hears
-    /// what comes of that. `circuit`: the one descriptor that came with it, if one did.
+    /// Acts on an application's message by its notice connection, which carries the
+    /// consequences. `circuit`: the descriptor that came with it, if one did.
     ///
     /// # Errors
-    /// Why nothing does, which it has been told of a call.
+    /// The reason why nothing follows; for a call the application has been notified of
+    /// it.
     pub fn said<D: Device>(
         &mut self,
         client: ClientId,
@@ -538,7 +543,7 @@ impl Manager {
         done
     }
 
-    /// True where an application's domain may have one more call.
+    /// True if an application's domain may have one more call.
     fn room_for_calls(&self, number: u16) -> bool {
         let domain = |number: u16| {
             let application = self.applications.get(usize::from(number))?.as_ref();
@@ -607,7 +612,7 @@ impl Manager {
         Ok(Reply::Answer(answer, Vec::new()))
     }
 
-    /// Takes away all that an application has; what fails is tried again.
+    /// Removes everything that an application has; failed steps are retried.
     fn clear<D: Device>(&mut self, number: u16, now: Duration, device: &mut D) {
         if self.try_clear(number, now, device).is_ok() {
             let place = self.applications.get_mut(usize::from(number));
@@ -687,7 +692,7 @@ impl Manager {
         self.retry_at.get_or_insert(now + RETRY_AFTER);
     }
 
-    /// The application that a client is.
+    /// The application of a client.
     fn joined(&self, client: ClientId) -> Result<u16, Refusal> {
         match self.clients.get(&client).and_then(|of| of.application) {
             Some(number) => Ok(number),
@@ -725,7 +730,7 @@ impl Manager {
             .map(|application| application.state)
     }
 
-    /// What it counts.
+    /// The manager's counters.
     pub fn counters(&self) -> Counters {
         let applications = self.applications.iter().flatten();
         let leases = applications

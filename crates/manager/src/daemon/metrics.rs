@@ -1,4 +1,4 @@
-//! What Prometheus reads of a manager: its text format, over HTTP.
+//! A manager's metrics for Prometheus: its text format, over HTTP.
 
 mod http;
 
@@ -12,20 +12,20 @@ use crate::protocol::{Counters, QueueCounters, Status};
 
 pub use http::{Endpoint, Metrics, Next};
 
-/// All that is said at one time.
+/// All values at one time.
 #[derive(Debug)]
 pub struct Values<'a> {
-    /// Of the interface.
+    /// Name of the interface.
     pub interface: &'a str,
-    /// What the manager counts.
+    /// The manager's counters.
     pub counters: Counters,
     /// Its applications.
     pub applications: Vec<Status>,
-    /// What the driver program counts, by queue.
+    /// The driver program's counters, by queue.
     pub queues: Vec<QueueCounters>,
-    /// What became of the kernel's frames, by queue.
+    /// Kernel-bound frames by outcome, by queue.
     pub classes: Vec<[ClassCounts; CLASSES]>,
-    /// What became of the frames that private applications sent, by application.
+    /// Frames that private applications sent, by outcome, by application.
     pub departures: Vec<(u32, [u64; DEPARTURES])>,
 }
 
@@ -40,8 +40,8 @@ impl Text<'_> {
         let _ = writeln!(self.text, "# HELP {name} {help}\n# TYPE {name} {kind}");
     }
 
-    /// Values of labels are numbers and names of ours, in which nothing needs escaping,
-    /// and an interface's, which may have anything.
+    /// Label values are our own numbers and names, which need no escaping, and an
+    /// interface's name, which may contain anything.
     fn sample(&mut self, name: &str, labels: &[(&str, &dyn Display)], value: impl Display) {
         let _ = write!(self.text, "{name}{{interface=\"");
         for character in self.interface.chars() {

@@ -1,9 +1,9 @@
 //! Neighbours that the kernel keeps resolved for applications (`NTF_EXT_MANAGED`), as
-//! long as one of those who asked lives.
+//! long as one of the requesting applications lives.
 //!
-//! The kernel forgets them when somebody flushes its neighbours and when the interface
-//! goes down; they are asked for again then. They outlive the manager: who takes over
-//! finds them by `NDA_PROTOCOL`.
+//! The kernel forgets them when its neighbours are flushed and when the interface goes
+//! down; they are then requested again. They outlive the manager: its successor finds
+//! them by `NDA_PROTOCOL`.
 
 use std::collections::BTreeMap;
 use std::io;
@@ -12,19 +12,19 @@ use std::net::IpAddr;
 use tidewall_device::demux::layout::APPLICATIONS;
 use tidewall_sys::netlink::{Change, Rtnetlink};
 
-/// By whom they are kept: a number that rtnetlink(7) leaves to user space and nobody has
+/// Their protocol number: one that rtnetlink(7) leaves to user space and that is not
 /// registered (linux/rtnetlink.h, `RTPROT_`).
 const PROTOCOL: u8 = 0x54;
-/// Most that are kept for the applications of one user: the kernel probes each every few
+/// Maximum number for the applications of one user: the kernel probes each every few
 /// seconds.
 const MOST_OF_USER: usize = 64;
-/// Most that are kept altogether: the kernel has room for 1,024 of all interfaces as a rule
+/// Maximum total number: the kernel usually has room for 1,024 of all interfaces
 /// (`gc_thresh3`).
 const MOST: usize = 256;
 
 const _: () = assert!(APPLICATIONS <= Users::BITS as usize);
 
-/// A bit for each application.
+/// One bit per application.
 type Users = u128;
 
 #[derive(Debug, Default)]
@@ -33,8 +33,8 @@ pub(super) struct Neighbours {
 }
 
 impl Neighbours {
-    /// What an earlier run kept, for these applications of it; nobody knows for which of
-    /// them.
+    /// Recovers the neighbours of an earlier run, for these applications of it. It is
+    /// unknown which application requested which.
     pub(super) fn recover(
         netlink: &mut Rtnetlink,
         interface: u32,
@@ -52,12 +52,13 @@ impl Neighbours {
         Ok(neighbours)
     }
 
-    /// Keeps a neighbour for an application. `of_user` are all those of its user. A neighbour
-    /// that the administrator has entered is left as it is.
+    /// Keeps a neighbour for an application. `of_user` are all applications of its user.
+    /// A neighbour that an administrator has entered is left as it is.
     ///
     /// # Errors
-    /// EINVAL for an address that no route of the interface leads to as a unicast neighbour's;
-    /// ENOBUFS where the user has too many, or all have; what the kernel reports.
+    /// EINVAL for an address that is not a unicast neighbour by any route of the
+    /// interface; ENOBUFS where the user, or all users together, have too many; what the
+    /// kernel reports.
     pub(super) fn keep(
         &mut self,
         netlink: &mut Rtnetlink,
@@ -80,7 +81,7 @@ impl Neighbours {
             return Err(io::Error::from_raw_os_error(libc::ENOBUFS));
         }
         match netlink.keep_neighbour(interface, address, PROTOCOL) {
-            // The kernel knows of no such thing (before Linux 5.16): once, then.
+            // The kernel does not support it (before Linux 5.16): resolve once instead.
             Err(error) if error.raw_os_error() == Some(libc::EINVAL) => {
                 return netlink.use_neighbour(interface, address);
             }
@@ -90,7 +91,7 @@ impl Neighbours {
         Ok(())
     }
 
-    /// Lets go of those that only this application had asked for.
+    /// Releases those that only this application had requested.
     pub(super) fn clear(&mut self, netlink: &mut Rtnetlink, interface: u32, application: u16) {
         self.of.retain(|&address, users| {
             *users &= !bit(application);
@@ -101,14 +102,14 @@ impl Neighbours {
         });
     }
 
-    /// Lets go of all.
+    /// Releases all.
     pub(super) fn clear_all(&mut self, netlink: &mut Rtnetlink, interface: u32) {
         for address in std::mem::take(&mut self.of).into_keys() {
             release(netlink, interface, address);
         }
     }
 
-    /// Asks again for what the kernel has forgotten.
+    /// Requests again those that the kernel has forgotten.
     pub(super) fn changed(&self, netlink: &mut Rtnetlink, interface: u32, changes: &[Change]) {
         for change in changes {
             match change {
@@ -135,21 +136,22 @@ fn bit(application: u16) -> Users {
     1u128.checked_shl(application.into()).unwrap_or(0)
 }
 
-/// To keep a permanent neighbour resolved would make the kernel forget its link address, and
-/// so would letting go of it.
+/// Keeping a permanent neighbour resolved, or releasing it, would make the kernel forget
+/// its link address.
 fn is_static(netlink: &mut Rtnetlink, interface: u32, address: IpAddr) -> bool {
     let neighbour = netlink.neighbour(interface, address);
     neighbour.is_ok_and(|neighbour| neighbour.is_static())
 }
 
-/// Of an interface that is down it fails; when it comes up it is asked for again.
+/// Fails for an interface that is down; when it comes up the neighbour is requested
+/// again.
 fn again(netlink: &mut Rtnetlink, interface: u32, address: IpAddr) {
     if !is_static(netlink, interface, address) {
         let _ = netlink.keep_neighbour(interface, address, PROTOCOL);
     }
 }
 
-/// What fails here the kernel has forgotten, with the interface.
+/// If this fails the kernel has forgotten it, with the interface.
 fn release(netlink: &mut Rtnetlink, interface: u32, address: IpAddr) {
     if !is_static(netlink, interface, address) {
         let _ = netlink.use_neighbour(interface, address);

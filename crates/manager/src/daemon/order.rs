@@ -1,5 +1,5 @@
-//! What is wanted of another size than what is in stock: made by a thread for the next join
-//! that asks for it, so that no other client waits.
+//! Items of other sizes than those in stock. A thread makes them for the next join that
+//! asks for them, so that no other client waits.
 
 use std::io;
 use std::time::{Duration, Instant};
@@ -7,21 +7,21 @@ use std::time::{Duration, Instant};
 use super::closing::close_elsewhere;
 use crate::domains::stock::Stock;
 
-/// How long one is kept for the application that has asked for it.
+/// How long an item is kept for the application that requested it.
 const KEPT: Duration = Duration::from_secs(2);
 
-/// At most one such stock, of things of a size.
+/// At most one such stock, of items of one size.
 #[derive(Debug)]
 pub(super) struct Order<S, T: Send + 'static>(Option<(S, Instant, Stock<T>)>);
 
 impl<S: PartialEq, T: Send + 'static> Order<S, T> {
     pub(super) const NONE: Self = Order(None);
 
-    /// Takes so many of a size, once they are made. `start` begins a stock of that size, which is
-    /// there until [`Order::clear`].
+    /// Takes this many items of a size, once they are made. `start` begins a stock of
+    /// that size, which exists until [`Order::clear`].
     ///
     /// # Errors
-    /// EBUSY while they are made, or another size is; as `start`.
+    /// EBUSY while they, or another size, are being made; as `start`.
     pub(super) fn take(
         &mut self,
         size: S,
@@ -47,7 +47,7 @@ impl<S: PartialEq, T: Send + 'static> Order<S, T> {
         ready.ok_or_else(|| stock.not_ready(what))
     }
 
-    /// Gives one back that was taken and not used.
+    /// Returns an unused item.
     pub(super) fn put_back(&self, item: T) {
         match &self.0 {
             Some((_, _, stock)) => stock.put_back(item),
@@ -55,7 +55,7 @@ impl<S: PartialEq, T: Send + 'static> Order<S, T> {
         }
     }
 
-    /// Ends it, with what is left of it.
+    /// Ends the stock, with the remaining items.
     pub(super) fn clear(&mut self) {
         if let Some((_, _, stock)) = self.0.take() {
             close_elsewhere(stock);

@@ -1,5 +1,5 @@
-//! Looks at the kernel's threads that poll a shared device, and carries out what
-//! [`Budget`] decides.
+//! Measures the kernel threads that poll a shared device, and carries out the decisions
+//! of [`Budget`].
 
 use std::collections::HashMap;
 use std::path::PathBuf;
@@ -13,19 +13,19 @@ use crate::domains::threaded::{TaskTime, directories};
 
 /// Time between two looks while the threads work, and while they mostly sleep.
 const EVERY: [Duration; 2] = [Duration::from_millis(50), Duration::from_millis(200)];
-/// They work while they have one part of the time in so many.
+/// They work while they use at least one part in this many of the time.
 const WORKS: u32 = 16;
 /// How long a bound holds without another look.
 const HOLDS: Duration = Duration::from_millis(500);
-/// Frames may come early by so much. A thread that waits for a processor polls in bursts.
+/// How early frames may arrive. A thread that waits for a processor polls in bursts.
 const TOLERANCE: Duration = Duration::from_millis(10);
 
-/// An application that pays for its part of the polls.
+/// An application that pays for its share of the polls.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Payer {
     /// Its number.
     pub application: u16,
-    /// Applications of one domain have the same.
+    /// Common to all applications of one domain.
     pub domain: u64,
     /// The domain's weight.
     pub weight: u32,
@@ -38,8 +38,8 @@ pub struct Payer {
 struct Reading {
     at: Duration,
     threads: Vec<TaskTime>,
-    /// For how long each thread of an application has run on a processor of theirs, by
-    /// application and number.
+    /// How long each thread of an application has run on the polling threads' processors,
+    /// by application and number.
     own: HashMap<(u16, u32), Duration>,
     /// Frames of the device.
     frames: u64,
@@ -56,12 +56,12 @@ pub(super) struct Polls {
     last: Option<Reading>,
     next: Option<Duration>,
     charged: HashMap<u16, Duration>,
-    /// Applications that are bounded.
+    /// Applications with a bound.
     bound: Vec<u16>,
 }
 
 impl Polls {
-    /// Threads poll an interface from now on.
+    /// Records that threads poll an interface from now on.
     pub(super) fn begin(
         &mut self,
         interface: &str,
@@ -75,7 +75,7 @@ impl Polls {
         self.next = (!self.threads.is_empty()).then_some(now);
     }
 
-    /// They do no more.
+    /// Records that they no longer do.
     pub(super) fn end(&mut self, tables: &TrustedTables, queues: u32) {
         tables.set_charging(false);
         self.threads.clear();
@@ -88,7 +88,7 @@ impl Polls {
         }
     }
 
-    /// An application is no more.
+    /// Forgets an application that has ended.
     pub(super) fn forget(&mut self, application: u16, tables: &TrustedTables, queues: u32) {
         self.charged.remove(&application);
         self.bound.retain(|&bound| bound != application);
@@ -102,7 +102,7 @@ impl Polls {
         self.next
     }
 
-    /// Time of the threads that an application was charged.
+    /// Time of the threads charged to an application.
     pub(super) fn charged(&self, application: u16) -> Duration {
         self.charged.get(&application).copied().unwrap_or_default()
     }
@@ -164,8 +164,8 @@ impl Polls {
         })
     }
 
-    /// Charges what happened between two readings, and bounds what comes; whether the threads
-    /// worked.
+    /// Charges the time between two readings, and sets bounds for what follows. Returns
+    /// whether the threads worked.
     fn charge(
         &mut self,
         before: &Reading,
@@ -176,7 +176,8 @@ impl Polls {
     ) -> bool {
         let since = |key: &(u16, u32)| {
             let now = now.polled.get(key).copied().unwrap_or_default();
-            // One that has just joined begins with what its number has had before.
+            // An application that has just joined starts with its number's earlier
+            // frames.
             let before = before.polled.get(key).copied().unwrap_or(now);
             Polled {
                 frames: now.frames.wrapping_sub(before.frames),
@@ -239,7 +240,7 @@ impl Polls {
     }
 }
 
-/// Threads that are looked at, at most: each costs two files.
+/// Maximum number of threads that are read: each costs two files.
 const THREADS: usize = 256;
 
 /// See [`Reading::own`].
@@ -247,7 +248,7 @@ fn own_times<'a>(
     payers: impl Iterator<Item = &'a Payer>,
     polling: &[TaskTime],
 ) -> HashMap<(u16, u32), Duration> {
-    // A process of another PID namespace is not seen.
+    // A process of another PID namespace is not visible.
     let tasks = payers.flat_map(|payer| {
         let tasks = std::fs::read_dir(format!("/proc/{}/task", payer.process));
         let tasks = tasks.into_iter().flatten().flatten();

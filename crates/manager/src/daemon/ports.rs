@@ -1,4 +1,4 @@
-//! Whose are the ports, and by which sockets.
+//! The owners of ports, and the sockets that hold them.
 
 use std::collections::HashMap;
 use std::net::{IpAddr, SocketAddr};
@@ -9,7 +9,7 @@ use std::time::Duration;
 use tidewall_device::demux::ANY;
 use tidewall_device::demux::layout::Protocol;
 
-/// A port on one local address or, where that is unspecified, on all of its family.
+/// A port on one local address or, if that is unspecified, on all of its family.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct PortKey {
     /// Transport protocol.
@@ -64,25 +64,25 @@ impl FromStr for PortRanges {
     }
 }
 
-/// What a socket says of itself that was passed.
+/// Facts about a passed socket.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct HolderFacts {
     /// SO_PROTOCOL.
     pub protocol: Protocol,
-    /// Where it is bound.
+    /// Its local address.
     pub local: SocketAddr,
-    /// True for an IPv6 socket without IPV6_V6ONLY, which is IPv4's, too.
+    /// True for an IPv6 socket without IPV6_V6ONLY, which also receives IPv4.
     pub dual: bool,
     /// SO_COOKIE.
     pub cookie: u64,
     /// True in the manager's own network namespace.
     pub here: bool,
-    /// What the kernel's rules of binding say of it.
+    /// The result of the kernel's binding rules for it.
     pub proof: Proof,
 }
 
 impl HolderFacts {
-    /// True where it is still bound as another look found it.
+    /// True if it is still bound as an earlier check found it.
     pub(super) fn is_bound_as(&self, before: &HolderFacts) -> bool {
         HolderFacts {
             proof: before.proof,
@@ -104,36 +104,36 @@ impl HolderFacts {
     }
 }
 
-/// Whether the frames of the ports that a socket is bound to are its owner's by the kernel's
-/// rules of binding.
+/// Whether the kernel's binding rules give the frames of a socket's ports to its owner.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Proof {
-    /// No other user has a socket there, nor can bind one.
+    /// No other user has a socket there, or can bind one.
     Alone,
-    /// No other user has a socket there, but one could be bound: the socket has SO_REUSEADDR
-    /// and, of TCP, does not listen.
+    /// No other user has a socket there, but one could be bound: the socket has
+    /// SO_REUSEADDR and, for TCP, does not listen.
     Shareable,
-    /// A socket of this user is there, too.
+    /// A socket of this user is also there.
     Beside(u32),
-    /// No other user can bind a socket there, but this one has connections of the port: those of
-    /// a server that was the port's before, or that a server has accepted as another user than
-    /// it was when it bound.
+    /// No other user can bind a socket there, but this one has connections of the port.
+    /// They are those of a server that had the port before, or that accepted them under
+    /// another user than at bind time.
     BesideConnections(u32),
-    /// It has a peer, and its port may be another socket's that it was accepted by.
+    /// It has a peer, and its port may belong to the socket that accepted it.
     Connected,
-    /// It gets frames of another interface alone.
+    /// It receives frames of another interface only.
     OtherDevice,
     /// It is bound to an address that the host does not have.
     NotLocal,
-    /// The kernel did not say; its error.
+    /// The kernel did not report it; its error.
     Unknown(i32),
 }
 
-/// Whose a port is.
+/// The owner of a port.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Owned {
     pub(super) application: u16,
-    /// Sockets that hold it. None: an earlier run left it, or it could not be disowned.
+    /// Number of sockets that hold it. Zero: an earlier run left it, or it could not be
+    /// disowned.
     pub(super) holders: u32,
 }
 
@@ -145,11 +145,11 @@ pub(super) struct Held {
     pub(super) facts: HolderFacts,
     /// Another user could bind a socket there.
     pub(super) is_shareable: bool,
-    /// Since when it is looked at, if it is.
+    /// Start of the current check, if there is one.
     pub(super) looked_at: Option<Duration>,
 }
 
-/// All ports that are owned, those of leases aside, and their holders by cookie.
+/// All owned ports, without leased ones, and their holders by cookie.
 #[derive(Debug, Default)]
 pub(super) struct Ports {
     owned: HashMap<PortKey, Owned>,
@@ -170,12 +170,12 @@ impl Ports {
         self.holders.iter().map(|(&cookie, held)| (cookie, held))
     }
 
-    /// Ports; one on all addresses of both families is one.
+    /// Number of ports; one on all addresses of both families counts once.
     pub(super) fn count(&self) -> usize {
         self.names(|_| true).count()
     }
 
-    /// Ports of an application, as [`Ports::count`] does.
+    /// Number of ports of an application, counted as [`Ports::count`] does.
     pub(super) fn count_of(&self, application: u16) -> usize {
         self.names(|owned| owned.application == application).count()
     }
@@ -197,7 +197,7 @@ impl Ports {
         self.owned.iter().map(|(&key, &owned)| (key, owned))
     }
 
-    /// A port of an application that nobody holds.
+    /// Enters a port of an application without a holder.
     pub(super) fn insert_unheld(&mut self, key: PortKey, application: u16) {
         let owned = Owned {
             application,
@@ -206,7 +206,7 @@ impl Ports {
         self.owned.insert(key, owned);
     }
 
-    /// Enters a holder of an application's ports, which no other application's holds.
+    /// Enters a holder of an application's ports, which no other application holds.
     pub(super) fn hold(&mut self, held: Held) {
         for &key in &held.keys {
             let application = held.application;
@@ -224,7 +224,7 @@ impl Ports {
         self.holders.get_mut(&cookie)
     }
 
-    /// Forgets a holder; the ports that have none any more.
+    /// Removes a holder. Returns the ports that no longer have one.
     pub(super) fn let_go(&mut self, cookie: u64) -> Vec<PortKey> {
         let Some(held) = self.holders.remove(&cookie) else {
             return Vec::new();
@@ -240,7 +240,7 @@ impl Ports {
         unheld
     }
 
-    /// Forgets a port that has no holder.
+    /// Removes a port that has no holder.
     pub(super) fn remove(&mut self, key: &PortKey) {
         self.owned.remove(key);
     }

@@ -1,5 +1,5 @@
-//! Private mode: applications each behind virtual pairs of their own, on a device that
-//! the only one polls, or else a kernel thread.
+//! Private mode: applications each behind their own virtual pairs, on a device that the
+//! only one polls, or else a kernel thread.
 
 use std::collections::HashMap;
 use std::io;
@@ -24,41 +24,42 @@ use crate::domains::threaded;
 use crate::pinned::PinnedProgram;
 use crate::protocol::Join;
 
-/// Pairs that are kept ready for each queue of the device: of more applications that join
-/// at the same time some wait.
+/// Pairs kept ready for each queue of the device: if more applications join at the same
+/// time some wait.
 pub(super) const READY: usize = 4;
-/// Grace periods (RCU) that a used pair rests for until its last socket is gone, at most.
+/// Maximum number of RCU grace periods that a used pair rests until its last socket is
+/// gone.
 const RESTS: usize = 4;
 
-/// A pair with a socket on its far end, or one whose socket is an application's alone.
+/// A pair with a socket on its far end, or one whose socket only an application has.
 #[derive(Debug)]
 struct Socketed {
     pair: Pair,
     made: Option<Made>,
-    /// Beside its application's copy of the second socket, for the same reason as of the
-    /// device's own queues.
+    /// Kept beside its application's copy of the second socket, for the same reason as
+    /// for the device's own queues.
     held: Option<OwnedFd>,
-    /// Until no other socket is bound there any more.
+    /// Held until no other socket is bound there.
     share: Option<Share>,
 }
 
-/// What private applications of one device have, and what is ready for more.
+/// The resources of a device's private applications, and the stock for more.
 #[derive(Debug)]
 pub(super) struct Private {
     stock: Stock<Socketed>,
-    /// Of another size than those in stock.
+    /// Pairs of other sizes than those in stock.
     order: Order<(u32, u32), Socketed>,
-    /// Frames and places of the receive ring of those in stock.
+    /// Frames and receive ring entries of those in stock.
     sizes: (u32, u32),
     opened: Opened,
     interface: String,
     queues: u32,
-    /// Of each application, by queue.
+    /// Pairs of each application, by queue.
     in_use: HashMap<u16, Vec<Socketed>>,
 }
 
 impl Private {
-    /// Gets ready, with what an earlier process's applications have.
+    /// Prepares private mode, with the resources of an earlier process's applications.
     ///
     /// # Errors
     /// EOPNOTSUPP where the driver program runs generically, which keeps no metadata, or
@@ -73,7 +74,7 @@ impl Private {
         let queues = queue_count(name).unwrap_or(1).clamp(1, QUEUES as u32);
         let mut in_use: HashMap<u16, Vec<Socketed>> = HashMap::new();
         for (near, application) in program.near_ends()? {
-            // The other end is not asked for again: such a pair is not used again.
+            // The other end is not needed: such a pair is not reused.
             let pair = Pair { near, far: 0 };
             let used = Socketed {
                 pair,
@@ -105,7 +106,7 @@ impl Private {
         })
     }
 
-    /// The interface has another name.
+    /// Records the interface's new name.
     pub(super) fn rename(&mut self, name: &str) {
         name.clone_into(&mut self.interface);
     }
@@ -115,28 +116,28 @@ impl Private {
         !self.in_use.is_empty()
     }
 
-    /// The application that has pairs, where only one has.
+    /// The application that has pairs, if only one has.
     pub(super) fn only_user(&self) -> Option<u16> {
         let mut users = self.in_use.keys();
         users.next().copied().filter(|_| users.next().is_none())
     }
 
-    /// Makes what was taken anew, by a thread.
+    /// Makes a thread refill the stock.
     pub(super) fn refill(&self) {
         self.stock.refill();
     }
 
-    /// What the stock has counted.
+    /// The stock's counters.
     pub(super) fn counters(&self) -> StockCounters {
         self.stock.counters()
     }
 
-    /// Enters the sockets that an application asks for, each on the far end of a pair. What
-    /// is half done then is taken away by [`Private::clear`].
+    /// Enters the sockets that an application requested, each on the far end of a pair.
+    /// [`Private::clear`] removes what is then half done. Each socket holds the `share`.
     ///
     /// # Errors
-    /// EINVAL for another number of queues than all, and sizes out of range; EBUSY where
-    /// none is ready; what the kernel reports. Each socket holds the `share`.
+    /// EINVAL for a number of queues other than all, and sizes out of range; EBUSY where
+    /// none is ready; what the kernel reports.
     pub(super) fn make(
         &mut self,
         program: &mut PinnedProgram,
@@ -149,8 +150,8 @@ impl Private {
             let text = format!("an application has all {} receive queues", self.queues);
             return Err(io::Error::new(io::ErrorKind::InvalidInput, text));
         }
-        // What fails from here on leaves its sockets there: the last descriptor of a bound
-        // one is closed by the stock's thread, as the kernel waits for RCU then.
+        // A failure from here on leaves its sockets there. The stock's thread closes the
+        // last descriptor of a bound one, since the kernel then waits for RCU.
         let in_use = self.in_use.entry(application).or_default();
         let count = self.queues as usize;
         let ready = match sizes == self.sizes {
@@ -186,11 +187,11 @@ impl Private {
             .collect())
     }
 
-    /// Takes an application's pairs back, whose sockets are its process's alone, or were
-    /// never handed out.
+    /// Takes back an application's pairs, whose sockets only its process has, or that
+    /// were never handed over.
     ///
     /// # Errors
-    /// What the kernel reports.
+    /// Those the kernel reports.
     pub(super) fn clear(
         &mut self,
         program: &mut PinnedProgram,
@@ -217,7 +218,7 @@ impl Private {
     }
 }
 
-/// Of which device pairs are made.
+/// The device whose pairs are made.
 #[derive(Clone, Debug)]
 struct Opened {
     index: u32,
@@ -225,17 +226,17 @@ struct Opened {
     programs: Arc<PairPrograms>,
 }
 
-/// Makes pairs with sockets, and deletes them.
+/// Makes and deletes pairs with sockets.
 #[derive(Debug)]
 struct SocketMaker {
     opened: Opened,
     /// `None` before the first is made.
     pairs: Option<Pairs>,
-    /// Frames and places of the receive ring.
+    /// Frames and receive ring entries.
     sizes: (u32, u32),
-    /// As many are to be ready.
+    /// Number to keep ready.
     wanted: usize,
-    /// Pairs whose sockets an application that has ended still has, or a descendant of it.
+    /// Pairs whose sockets an ended application, or a descendant of it, still has.
     busy: Vec<Socketed>,
 }
 
@@ -266,7 +267,7 @@ impl SocketMaker {
     }
 }
 
-/// Bound on a pair's far end.
+/// Binds a socket on a pair's far end.
 fn socket(pair: Pair, (frames, receive_ring): (u32, u32)) -> io::Result<Made> {
     let name = interface::name(pair.far)?;
     let settings = Settings {
@@ -275,8 +276,8 @@ fn socket(pair: Pair, (frames, receive_ring): (u32, u32)) -> io::Result<Made> {
         receive_ring,
         copy: true,
         wait: false,
-        // It could have a checksum written into what was judged already, and the device
-        // polled.
+        // Otherwise it could have a checksum written into an already checked frame, and
+        // poll the device.
         trusted: false,
     };
     afxdp::make(&settings, 0, None)
@@ -297,19 +298,21 @@ impl Maker for SocketMaker {
                 share: None,
             }),
             Err(error) => {
-                // What cannot be deleted now is when the device is opened next.
+                // Pairs that cannot be deleted now are deleted when the device is next
+                // opened.
                 let _ = pairs.delete(&[pair.near]);
                 Err(error)
             }
         }
     }
 
-    /// Until the kernel has let go of the sockets that were on them. One whose socket an
-    /// application still has waits, and so counts as handed out.
+    /// Waits until the kernel has released the sockets that were on them. A pair whose
+    /// socket an application still has waits, and so counts as handed over.
     fn rest(&mut self, used: Vec<Socketed>) -> (Vec<Socketed>, Vec<Socketed>) {
         let mut waiting: Vec<Socketed> = used;
         for one in &mut waiting {
-            // Of an application that was refused half-way: frames may have come to it.
+            // It is of an application that was refused half-way: frames may have reached
+            // it.
             one.made = None;
         }
         let mut done = Vec::new();
@@ -328,7 +331,7 @@ impl Maker for SocketMaker {
             bind(&mut waiting);
         }
         self.busy.append(&mut waiting);
-        // No more than could be ready.
+        // No more than the stock can hold.
         let surplus = done.split_off(done.len().min(self.wanted));
         (done, surplus)
     }
@@ -343,7 +346,7 @@ impl Maker for SocketMaker {
     }
 }
 
-/// How a device was polled before, as the journal's own entry has it.
+/// How a device was polled before, from the manager's own journal entry.
 pub(super) fn noted(entry: &Entry) -> Option<threaded::Before> {
     let threaded = entry.threaded_before.checked_sub(1)?;
     Some(threaded::Before {
@@ -351,7 +354,7 @@ pub(super) fn noted(entry: &Entry) -> Option<threaded::Before> {
     })
 }
 
-/// Has the journal's own entry say so.
+/// Records that in the manager's own journal entry.
 pub(super) fn note(entry: &mut Entry, before: Option<threaded::Before>) {
     entry.threaded_before = before.map_or(0, |before| 1 + u32::from(before.threaded));
 }

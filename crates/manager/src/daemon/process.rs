@@ -1,5 +1,5 @@
-//! Facts about the process at the other end of a Unix socket that its number alone does not
-//! prove: a number may be another process's by the time that it is looked up.
+//! Facts about the process at the other end of a Unix socket that its id alone does not
+//! prove: by the time of the lookup the id may be another process's.
 
 use std::fs;
 use std::os::fd::AsFd;
@@ -9,8 +9,8 @@ use rustix::io::Errno;
 use tidewall_device::capabilities::{Capability, NET_RAW};
 use tidewall_sys::peer_process;
 
-/// What `look` says of the process that connected, if that lives afterwards and so had its
-/// number until then. Before Linux 6.5 its number is believed.
+/// Returns the result of `look` for the process that connected, if that still lives
+/// afterwards and so had its id until then. Before Linux 6.5 its id is trusted.
 pub(super) fn looked_up<T>(connection: impl AsFd, look: impl FnOnce() -> Option<T>) -> Option<T> {
     let held = match peer_process(connection) {
         Ok(held) => Some(held),
@@ -22,11 +22,11 @@ pub(super) fn looked_up<T>(connection: impl AsFd, look: impl FnOnce() -> Option<
     held.is_none_or(lives).then_some(found)
 }
 
-/// True where the process at the other end of a Unix socket has CAP_NET_RAW in this
-/// process's user namespace. `process`: its number, as SO_PEERCRED says it.
+/// True if the process at the other end of a Unix socket has CAP_NET_RAW in this
+/// process's user namespace. `process`: its id, as SO_PEERCRED reports it.
 ///
-/// A process may execute another program between its connection and this look, so a caller
-/// believes it only of user 0, who has no more to gain by that than what he may execute.
+/// A process may execute another program between connecting and this check. So a caller
+/// trusts the result only for user 0, who gains by it no more than what it may execute.
 pub(super) fn has_net_raw(connection: impl AsFd, process: u32) -> bool {
     let looked = looked_up(connection, || {
         let status = fs::read_to_string(format!("/proc/{process}/status")).ok()?;
@@ -51,7 +51,7 @@ const AT_ONCE: Timespec = Timespec {
     tv_nsec: 0,
 };
 
-/// Of a pidfd, which is readable when its process has ended.
+/// Checks a pidfd, which becomes readable when its process has ended.
 fn lives(process: impl AsFd) -> bool {
     let mut ended = [PollFd::new(&process, PollFlags::IN)];
     poll(&mut ended, Some(&AT_ONCE)) == Ok(0)

@@ -1,5 +1,5 @@
-//! The queues of a device: made for one application at a time, for which the manager then
-//! does what takes privileges.
+//! The queues of a device: made for one application at a time. The manager then carries
+//! out its privileged operations.
 
 use std::collections::HashSet;
 use std::fmt;
@@ -26,13 +26,13 @@ use crate::protocol::{
 };
 use crate::{Config, XdpMode};
 
-/// Frames and places of rings that an application may ask for.
+/// Numbers of frames and ring entries that an application may request.
 const SIZES: std::ops::RangeInclusive<u32> = 256..=65_536;
 
-/// Frames and places of the receive ring that an application gets.
+/// Number of frames and receive ring entries of an application.
 ///
 /// # Errors
-/// EINVAL where it asked for what is out of range.
+/// EINVAL if it requested a value out of range.
 pub(super) fn sizes(join: &Join, interface: &str) -> io::Result<(u32, u32)> {
     let usual = Config::new(interface);
     let size = |asked, usual| match asked {
@@ -53,19 +53,20 @@ pub(super) fn sizes(join: &Join, interface: &str) -> io::Result<(u32, u32)> {
 /// See the module's documentation.
 pub(super) struct Queues {
     interface: String,
-    /// Who has them.
+    /// The application that has them.
     application: Option<u16>,
-    /// What the next one gets, and for how many queues, from the first one on.
+    /// The prepared queues for the next application, and their number; set from the first
+    /// application on.
     stock: Option<(u32, Stock<Prepared>)>,
-    /// Of another size.
+    /// Queues of another size.
     order: Order<(u32, u32), Prepared>,
-    /// Of each queue's two sockets the second, beside its user's copy. The kernel closes the
-    /// sockets of a process that ends one after the other, and waits for RCU each time; so it
-    /// waits for both at once.
+    /// The second of each queue's two sockets, beside its user's copy. The kernel closes
+    /// the sockets of an exiting process one by one, and waits for RCU each time; with
+    /// this copy it waits for both at once.
     held: Vec<OwnedFd>,
-    /// Ports of helper sockets that were handed out since.
+    /// Ports of helper sockets handed over since.
     given: HashSet<u16>,
-    /// While somebody has them, and they defer interrupts.
+    /// Set while an application has them and they defer interrupts.
     timer: Option<FlushTimer>,
     input: Option<KernelInput>,
 }
@@ -79,13 +80,13 @@ impl fmt::Debug for Queues {
     }
 }
 
-/// The device's settings for deferral before an application had queues of it; `None`
-/// where they cannot be read.
+/// The device's deferral settings before an application had queues of it; `None` where
+/// they cannot be read.
 pub(super) type Before = [u64; 2];
 
 impl Queues {
-    /// Those of an interface, which `application` has already, with what was noted of its
-    /// settings then.
+    /// The queues of an interface, which `application` may already have, with the
+    /// settings recorded at that time.
     pub(super) fn new(
         interface: &str,
         index: u32,
@@ -105,14 +106,14 @@ impl Queues {
         }
     }
 
-    /// The interface has another name.
+    /// Records the interface's new name.
     pub(super) fn rename(&mut self, name: &str) {
         name.clone_into(&mut self.interface);
         // It makes queues by the name.
         self.stock = None;
     }
 
-    /// How the device defers interrupts now.
+    /// How the device now defers interrupts.
     pub(super) fn settings(&self) -> Option<Before> {
         let read = |name: &str| {
             let text = fs::read_to_string(path(&self.interface, name)).ok()?;
@@ -122,11 +123,11 @@ impl Queues {
         Some([defer?, timeout?])
     }
 
-    /// Makes what an application has asked for, on an interface that has `queues` of an
-    /// MTU, bytes. What is taken from the stock is made anew after [`Queues::refill`].
+    /// Makes what an application has requested, on an interface that has `queues` queues
+    /// and this MTU in bytes. [`Queues::refill`] replaces what is taken from the stock.
     ///
     /// # Errors
-    /// EINVAL for another number than all, and sizes out of range; EBUSY while another
+    /// EINVAL for a number other than all, and sizes out of range; EBUSY while another
     /// application has them, and for a moment after; as [`afxdp::make`].
     pub(super) fn make(
         &mut self,
@@ -212,7 +213,7 @@ impl Queues {
         self.all_or_none(made, failed)
     }
 
-    /// What is made of the usual sizes by a thread, for so many queues.
+    /// The stock of the usual sizes that a thread makes, for this many queues.
     ///
     /// # Errors
     /// EAGAIN where no thread can be started.
@@ -230,27 +231,27 @@ impl Queues {
         }
     }
 
-    /// Makes what was taken anew, by a thread.
+    /// Makes a thread refill the stock.
     pub(super) fn refill(&self) {
         if let Some((_, stock)) = &self.stock {
             stock.refill();
         }
     }
 
-    /// All queues of the device, of which the second sockets are held from now on.
+    /// All queues of the device, whose second sockets are held from now on.
     fn all_or_none(&mut self, made: Vec<Made>, failed: Option<io::Error>) -> io::Result<Vec<Made>> {
         if let Some(error) = failed {
             close_elsewhere(made);
             return Err(error);
         }
         let second = made.iter().filter_map(Made::waiting_socket);
-        // Where there is no descriptor left for one, its user's end takes longer.
+        // If no descriptor is left for one, its user's exit takes longer.
         self.held = second.flat_map(|one| one.try_clone_to_owned()).collect();
         Ok(made)
     }
 
-    /// Has the device defer interrupts, which began as `before`. Where it cannot be set,
-    /// they are not deferred.
+    /// Makes the device, whose original settings are `before`, defer interrupts. If they
+    /// cannot be set, interrupts are not deferred.
     pub(super) fn defer(&mut self, before: Before) {
         let set = |name: &str, value: &str| fs::write(path(&self.interface, name), value);
         let [defer, timeout] = KNOBS;
@@ -259,8 +260,9 @@ impl Queues {
         }
     }
 
-    /// A private application may poll the device, which defers interrupts for it and began
-    /// as `before`. What an earlier process had begun for it goes on.
+    /// Lends the device to a private application: it defers interrupts for the
+    /// application; `before` are its original settings. Continues what an earlier process
+    /// had begun.
     pub(super) fn lend(&mut self, application: u16, before: Option<Before>) {
         self.application = Some(application);
         let is_deferred = self.settings().is_some_and(|[defer, _]| defer == 1);
@@ -271,11 +273,11 @@ impl Queues {
         }
     }
 
-    /// Nobody may poll the device: interrupts are not deferred, so that a poll which
-    /// prefers to leave it masked (SO_PREFER_BUSY_POLL) does not.
+    /// Ends the lending: interrupts are not deferred, so that a poll which prefers to
+    /// leave it masked (SO_PREFER_BUSY_POLL) does not.
     ///
     /// # Errors
-    /// What writing the settings reports.
+    /// Those of writing the settings.
     pub(super) fn take_back(&mut self) -> io::Result<()> {
         self.write([0; 2])?;
         self.given.clear();
@@ -284,12 +286,12 @@ impl Queues {
         Ok(())
     }
 
-    /// How many helper sockets were handed out, beside a queue's own.
+    /// Number of helper sockets handed over, beyond a queue's own.
     pub(super) fn given(&self) -> usize {
         self.given.len()
     }
 
-    /// True of the port of one of these.
+    /// True for the port of one of these.
     pub(super) fn has_given(&self, port: u16) -> bool {
         self.given.contains(&port)
     }
@@ -299,15 +301,15 @@ impl Queues {
         self.application.is_some()
     }
 
-    /// True of who has them, and of nobody where nobody has.
+    /// True if this application has them; false if none has.
     pub(super) fn are_of(&self, application: u16) -> bool {
         self.application.is_none_or(|of| of == application)
     }
 
-    /// Nobody has them, and the device's settings are as they were.
+    /// Releases the queues and restores the device's settings.
     ///
     /// # Errors
-    /// What writing the settings reports.
+    /// Those of writing the settings.
     pub(super) fn release(&mut self, before: Option<Before>) -> io::Result<()> {
         if let Some(before) = before {
             self.write(before)?;
@@ -322,7 +324,7 @@ impl Queues {
     }
 
     fn write(&self, settings: Before) -> io::Result<()> {
-        // The timeout first: it ends what is deferred now.
+        // The timeout first: it ends current deferrals.
         for (name, value) in KNOBS.into_iter().zip(settings).rev() {
             match fs::write(path(&self.interface, name), value.to_string()) {
                 // The interface is gone, or another has its name.
@@ -333,10 +335,10 @@ impl Queues {
         Ok(())
     }
 
-    /// Answers what concerns queues.
+    /// Answers requests about queues.
     ///
     /// # Errors
-    /// EINVAL for queues that the application has not; EOPNOTSUPP; what the kernel
+    /// EINVAL for queues that the application does not have; EOPNOTSUPP; what the kernel
     /// reports.
     pub(super) fn request(
         &mut self,
@@ -390,7 +392,7 @@ impl Queues {
     }
 }
 
-/// Makes what a queue's next user gets.
+/// Makes the parts of a queue for its next user.
 struct QueueMaker {
     interface: String,
     sizes: (u32, u32),
@@ -443,12 +445,12 @@ fn probed(tables: &TrustedTables, queue: u32) -> Probed {
     }
 }
 
-/// What the journal's own entry says of the settings before.
+/// The earlier settings, from the manager's own journal entry.
 pub(super) fn noted(entry: &Entry) -> Option<Before> {
     (entry.deferral_noted != 0).then_some([entry.defer_hard_irqs, entry.flush_timeout])
 }
 
-/// Has the journal's own entry say so.
+/// Records them in the manager's own journal entry.
 pub(super) fn note(entry: &mut Entry, before: Option<Before>) {
     let [defer, timeout] = before.unwrap_or_default();
     entry.deferral_noted = before.is_some().into();

@@ -1,6 +1,6 @@
 //! Ports that the kernel does not choose by itself: net.ipv4.ip_local_reserved_ports. The
-//! administrator's and other managers' ports stand there, too: only what was added here is
-//! taken away, from what stands there now, and under a lock that all managers take.
+//! administrator's and other managers' ports are also there. Only ports added here are
+//! removed, from the current value, and under a lock that all managers take.
 
 use std::fs::{self, File, TryLockError};
 use std::io;
@@ -13,20 +13,20 @@ use crate::restore::record::{DIRECTORY, make_directory};
 
 const PATH: &str = "/proc/sys/net/ipv4/ip_local_reserved_ports";
 const PORTS: usize = 65_536;
-/// Another manager has the lock for as long as it reads and writes one file; one that was
-/// stopped meanwhile is not waited for.
+/// Another manager holds the lock while it reads and writes one file. A manager stopped
+/// meanwhile is not waited for.
 const LOCKED_WITHIN: Duration = Duration::from_millis(20);
 
-/// What this manager has reserved.
+/// The ports that this manager has reserved.
 #[derive(Debug)]
 pub(super) struct Reserved {
     path: PathBuf,
-    /// A directory that other users cannot open, and so not keep locked.
+    /// A directory that other users cannot open, and so cannot keep locked.
     lock: PathBuf,
     blocks: Blocks,
 }
 
-/// What is to be reserved, while no other manager changes it.
+/// The ports to reserve, while no other manager changes the file.
 #[derive(Debug)]
 pub(super) struct Change {
     text: String,
@@ -35,7 +35,7 @@ pub(super) struct Change {
 }
 
 impl Reserved {
-    /// `blocks`: what an earlier run has reserved.
+    /// `blocks`: the blocks that an earlier run reserved.
     pub(super) fn new(blocks: &Blocks) -> Self {
         Self::at(Path::new(PATH), Path::new(DIRECTORY), blocks)
     }
@@ -52,11 +52,11 @@ impl Reserved {
         &self.blocks
     }
 
-    /// Prepares to reserve these blocks and no others of this manager.
+    /// Prepares to reserve exactly these blocks for this manager.
     ///
     /// # Errors
-    /// EADDRINUSE where a port of a block that is new is reserved already; EBUSY where
-    /// another manager has the lock; what the file system reports.
+    /// EADDRINUSE where a port of a new block is already reserved; EBUSY where another
+    /// manager has the lock; what the file system reports.
     pub(super) fn begin(&self, blocks: &Blocks) -> io::Result<Change> {
         let lock = self.lock()?;
         let mut ports = parse(&fs::read_to_string(&self.path)?);
@@ -78,14 +78,14 @@ impl Reserved {
     /// Reserves them.
     ///
     /// # Errors
-    /// What the file system reports.
+    /// Those the file system reports.
     pub(super) fn write(&mut self, change: Change) -> io::Result<()> {
         fs::write(&self.path, format!("{}\n", change.text))?;
         self.blocks = change.blocks;
         Ok(())
     }
 
-    /// Takes away all that it has reserved.
+    /// Removes everything that it has reserved.
     ///
     /// # Errors
     /// As [`Reserved::begin`] and [`Reserved::write`].
@@ -136,7 +136,7 @@ fn mark(ports: &mut [u64; PORTS / 64], port: u16, value: bool) {
     }
 }
 
-/// As the kernel prints it: `1,2-4,10`.
+/// Parses the kernel's format: `1,2-4,10`.
 fn parse(text: &str) -> Box<[u64; PORTS / 64]> {
     let mut ports = Box::new([0; PORTS / 64]);
     for range in text.trim().split(',') {
@@ -205,7 +205,7 @@ mod tests {
         fs::write(&path, "5000-5001,32768-33279\n").unwrap();
         set(&mut other, &[0; 4]).unwrap();
         assert_eq!(reserved(), "5000-5001,32768-33023");
-        // A manager that is away does not keep the others.
+        // A manager that is stopped does not block the others.
         let change = other.begin(&second).unwrap();
         let busy = one.begin(&[0; 4]).unwrap_err();
         assert_eq!(busy.kind(), io::ErrorKind::ResourceBusy);

@@ -1,5 +1,6 @@
-//! The manager's loop: connections, messages, time. One thread, which waits nowhere else; or,
-//! to be compared with that, a thread for each activity ([`Server::run_by_threads`]).
+//! The manager's loop: connections, messages, time. It is one thread, which waits nowhere
+//! else. For comparison there can be a thread for each activity
+//! ([`Server::run_by_threads`]).
 
 mod circuits;
 mod events;
@@ -44,10 +45,11 @@ fn timespec(timeout: Duration) -> Timespec {
 /// Events taken at once.
 const EVENTS: usize = 64;
 
-/// Connections accepted at once: a flood of them leaves others their turn, and they others'.
+/// Connections accepted at once: a flood of them leaves other clients their turn, and
+/// conversely.
 const ACCEPTED: usize = 16;
 
-/// How long nobody is taken in after that was not possible.
+/// How long no connection is accepted after a failure.
 const ACCEPT_AGAIN: Duration = Duration::from_millis(100);
 
 const LISTENER: u64 = 0;
@@ -59,18 +61,20 @@ const WAKE: u64 = 5;
 const SEEN: u64 = 6;
 const HOLDERS: u64 = 7;
 const FIRST_CLIENT: u64 = 8;
-/// Whose thread closes the connections of clients that have not joined: no user has this id.
+/// The thread that closes the connections of clients that have not joined: no user has
+/// this id.
 const STRANGERS: u32 = u32::MAX;
 /// Set in the number of a scraper of metrics.
 const SCRAPER: u64 = 1 << 63;
-/// Set in a client's number, of the connection of its notices.
+/// Set in a client's number, for the connection of its notices.
 const CIRCUITS: u64 = 1 << 62;
 
 /// A client's connection.
 #[derive(Debug)]
 struct Peer {
     connection: Connection,
-    /// Whose thread deals with what comes by it: of a client that has not joined nobody's.
+    /// The user whose thread handles its descriptors; none for a client that has not
+    /// joined.
     user: u32,
 }
 
@@ -85,29 +89,30 @@ pub struct Server {
     clients: HashMap<ClientId, Peer>,
     next: ClientId,
     foreign: ForeignThreads,
-    /// Clients whose message is looked at, and which are not read meanwhile.
+    /// Clients whose message is being examined, and which are not read meanwhile.
     looked_at: HashSet<ClientId>,
     log: Log,
     metrics: Option<Metrics>,
-    /// Who knows that the device is lent to it, and which time that is.
+    /// The application that knows that the device is lent to it, and the count of loans
+    /// at that time.
     lent: Option<(u16, u32)>,
-    /// Whose descendants are the program that the manager is for.
+    /// The process whose descendants are the program that the manager is for.
     ancestor: Option<u32>,
-    /// Whether some unit may do more than its processes' users.
+    /// Whether some unit has more permissions than its processes' users.
     units: bool,
-    /// When connections are accepted again.
+    /// Time at which connections are accepted again.
     accept_at: Option<Duration>,
-    /// Where the interface is one of ATM.
+    /// Set if the interface is an ATM one.
     atm: Option<Atm>,
-    /// While there is a thread for each activity.
+    /// Set while there is a thread for each activity.
     threads: Option<Threads>,
 }
 
 impl Server {
-    /// Serves a device, with what an earlier process left of it.
+    /// Serves a device, with the state that an earlier process left of it.
     ///
     /// # Errors
-    /// What the kernel reports.
+    /// Those the kernel reports.
     pub fn new(
         limits: Limits,
         mut device: DirectDevice,
@@ -149,16 +154,16 @@ impl Server {
         Ok(server)
     }
 
-    /// Takes the descendants of a process for the program that the manager is for
+    /// Treats the descendants of a process as the program that the manager is for
     /// ([`Limits::program`]). The process must be their subreaper (prctl(2)).
     pub fn set_ancestor(&mut self, process: u32) {
         self.ancestor = Some(process);
     }
 
-    /// Answers those who scrape metrics, too.
+    /// Also answers metrics scrapers.
     ///
     /// # Errors
-    /// What the kernel reports.
+    /// Those the kernel reports.
     pub fn set_metrics(&mut self, metrics: Metrics) -> io::Result<()> {
         self.watch(metrics.as_fd(), METRICS)?;
         self.metrics = Some(metrics);
@@ -205,7 +210,7 @@ impl Server {
             && let Some(socket) = metrics.socket(number)
         {
             let data = epoll::EventData::new_u64(SCRAPER | number);
-            // It waits for its time-out otherwise.
+            // On failure it waits for its time-out.
             let _ = epoll::modify(&self.epoll, socket, data, epoll::EventFlags::OUT);
         }
     }
@@ -220,11 +225,11 @@ impl Server {
         )?)
     }
 
-    /// Serves until `stop` is readable. `alive` is called at least so often as `interval`
-    /// says, if that is anything.
+    /// Serves until `stop` is readable. Calls `alive` at least once per `interval`, if
+    /// set.
     ///
     /// # Errors
-    /// `NotFound` once the interface is no more; what the kernel reports.
+    /// `NotFound` once the interface no longer exists; what the kernel reports.
     pub fn run(
         &mut self,
         stop: BorrowedFd<'_>,
@@ -232,7 +237,7 @@ impl Server {
         mut alive: impl FnMut(),
     ) -> io::Result<()> {
         self.watch(stop, STOP)?;
-        // What an earlier process left may be due.
+        // Work that an earlier process left may be due.
         self.tick();
         self.follow_calls();
         let mut events = Vec::with_capacity(EVENTS);
@@ -261,7 +266,7 @@ impl Server {
         }
     }
 
-    /// When something is due without an event.
+    /// Time at which something is due without an event.
     fn due(&self) -> Option<Duration> {
         let unsent = self.atm.as_ref().and_then(|atm| {
             atm.unsent.as_ref()?;
@@ -278,7 +283,7 @@ impl Server {
         .min()
     }
 
-    /// Acts on events; false once it is to stop.
+    /// Acts on events; false once it must stop.
     fn dispatch(&mut self, events: &mut Vec<epoll::Event>) -> io::Result<bool> {
         let is_unheard = |event: &epoll::Event| {
             let client = event.data.u64();
@@ -351,7 +356,7 @@ impl Server {
                 };
                 let is_of = |lent: Option<(u16, u32)>| lent.is_some_and(|it| it.0 == application);
                 let sent = match (is_of(before), is_of(lent)) {
-                    // The settings that it asked for are gone in between.
+                    // The settings that it had requested were reset in between.
                     (true, true) => self
                         .say_who_polls(client, false)
                         .and_then(|()| self.say_who_polls(client, true)),
@@ -365,14 +370,14 @@ impl Server {
         }
     }
 
-    /// A private application hears whether it may poll the device.
+    /// Notifies a private application whether it may poll the device.
     fn say_who_polls(&self, client: ClientId, lent: bool) -> io::Result<()> {
         let polling = Answer::Polling(Polling { lent: lent.into() });
         self.send(client, 0, &polling, &[])
     }
 
     /// # Errors
-    /// ENODEV, in words, where the interface is no more.
+    /// ENODEV, with an explanation, where the interface no longer exists.
     fn host_changed(&mut self) -> io::Result<()> {
         let changes = self.changes.changes();
         let before = self.device.interface().to_owned();
@@ -404,8 +409,8 @@ impl Server {
         }
     }
 
-    /// Who connects waits for a moment: without a descriptor left nobody can be taken in,
-    /// and the listening sockets stay readable.
+    /// Makes connecting clients wait for a moment. Without a free descriptor none can be
+    /// accepted, and the listening sockets stay readable.
     fn pause(&mut self, event: &str, error: &io::Error) {
         self.warn(event, error);
         self.accept_at = Some(monotonic() + ACCEPT_AGAIN);
@@ -419,7 +424,7 @@ impl Server {
         ];
         for (socket, number) in listening.into_iter().flatten() {
             let data = epoll::EventData::new_u64(number);
-            // It is in the set, so nothing is to be made for it.
+            // It is already in the set, so nothing is allocated for it.
             let _ = epoll::modify(&self.epoll, socket, data, events);
         }
     }
@@ -465,12 +470,13 @@ impl Server {
 
     fn refuse(&mut self, connection: Connection, peer: Credentials, answer: &Answer) {
         self.log_refused(peer, answer);
-        // A client that does not read has its connection closed all the same.
+        // The connection of a client that does not read is closed regardless.
         let _ = connection.send(&answer.emit(0), &[]);
         self.foreign.close(STRANGERS, connection);
     }
 
-    /// Takes one message, so that every client has its turn; of more the next wait tells.
+    /// Takes one message, so that every client has its turn; the next wait reports
+    /// further messages.
     fn serve(&mut self, client: ClientId) {
         let Some(peer) = self.clients.get(&client) else {
             return;
@@ -478,7 +484,7 @@ impl Server {
         if self.looked_at.contains(&client) {
             return;
         }
-        // Nothing is received of a client that has not joined but bytes.
+        // From a client that has not joined only bytes are received.
         let received = match peer.user {
             STRANGERS => peer.connection.receive_bytes(),
             _ => peer.connection.receive(),
@@ -497,7 +503,7 @@ impl Server {
         self.foreign.look(user, client, received);
     }
 
-    /// Acts on messages whose descriptors were looked at, and on what else threads have found.
+    /// Acts on messages whose descriptors were examined, and on other results of threads.
     fn act_on_found(&mut self) {
         for found in self.foreign.found() {
             let (now, device) = (monotonic(), &mut self.device);
@@ -536,7 +542,7 @@ impl Server {
         self.look();
     }
 
-    /// Has threads close and ask what the manager wants closed and asked.
+    /// Makes threads close and query what the manager wants closed and queried.
     fn look(&mut self) {
         drop(self.device.take_released());
         let holders = self.device.holders();
@@ -554,7 +560,7 @@ impl Server {
         }
     }
 
-    /// Has a client's messages read, or left where they are.
+    /// Enables or disables reading a client's messages.
     fn set_read(&self, client: ClientId, is_read: bool) {
         if self.threads.is_some() {
             return;
@@ -565,7 +571,7 @@ impl Server {
                 true => epoll::EventFlags::IN,
                 false => epoll::EventFlags::empty(),
             };
-            // It is in the set, so nothing is to be made for it.
+            // It is already in the set, so nothing is allocated for it.
             let _ = epoll::modify(&self.epoll, peer.connection.as_fd(), data, events);
         }
     }
@@ -593,7 +599,8 @@ impl Server {
             peer.connection.set_descriptors_allowed(true);
         }
         let sent = match &reply {
-            // The next socket can be bound there once this, or the next request, is answered.
+            // The next socket can be bound there once this, or the next request, is
+            // answered.
             Reply::Answer(Answer::Done(_), _) if has_released => {
                 self.answer_when_closed(client, id);
                 Ok(())
@@ -623,7 +630,7 @@ impl Server {
                 self.close(client);
             }
             _ if sent.is_err() => self.end(client),
-            // It has presented itself, and knows what an earlier process said.
+            // It has presented itself, and knows what an earlier process reported.
             Reply::Answer(Answer::Joined(joined), _) if joined.private != 0 => {
                 let application = self.manager.application_of(client);
                 let lent = self.device.lent().map(|it| it.0);
@@ -635,8 +642,8 @@ impl Server {
             _ => {}
         }
         if let Reply::Joined(_, parts) = reply {
-            // Of what was not sent, these are the last descriptors of bound sockets; of what
-            // was, there is frame memory to unmap.
+            // For descriptors not sent, these are the last of bound sockets; for those
+            // sent, there is frame memory to unmap.
             close_elsewhere(parts);
         }
     }
@@ -688,8 +695,8 @@ impl Server {
         self.manager.gone(client, monotonic(), &mut self.device);
     }
 
-    /// Closes a connection; false where that was done. What was passed by it and not received
-    /// is closed with it, so a thread does that.
+    /// Closes a connection; false if it was already closed. Descriptors passed by it and
+    /// not received are closed with it, so a thread does that.
     fn close(&mut self, client: ClientId) -> bool {
         let Some(Peer { connection, user }) = self.clients.remove(&client) else {
             return false;
@@ -707,16 +714,16 @@ impl Server {
             }
         }
         if self.threads.is_some() {
-            // Its thread has it, too.
+            // Its thread also has it.
             let _ = shutdown(connection.as_fd(), Shutdown::Both);
         }
-        // Closed here, it would leave the set by that.
+        // Closing it here would remove it from the set.
         let _ = epoll::delete(&self.epoll, connection.as_fd());
         self.foreign.close(user, (connection, ended));
         true
     }
 
-    /// What the manager counts.
+    /// The manager's counters.
     pub fn counters(&self) -> Counters {
         self.manager.counters()
     }

@@ -1,10 +1,10 @@
-//! Tables of applications, made and entered in the driver program's map before anybody
-//! asks for them.
+//! Tables of applications, made and entered in the driver program's map before they are
+//! requested.
 //!
-//! To enter tables, and to take them out, waits for a grace period of RCU, and making them
-//! zeroes 15 MB. So a thread keeps some numbers ready, and gives a number that
-//! was used fresh tables before it is used again: a process that shares memory with one
-//! that has ended may still write to the old ones.
+//! Entering and removing tables waits for an RCU grace period, and making them zeroes 15
+//! MB. So a thread keeps some numbers ready, and gives a used number fresh tables before
+//! it is used again. A process that shares memory with one that has ended may still write
+//! to the old ones.
 
 use std::collections::BTreeMap;
 use std::io;
@@ -15,15 +15,15 @@ use tidewall_sys::bpf::{ArrayMap, create_array, delete_element, set_object};
 
 use crate::domains::stock::{Maker, Stock};
 
-/// A number of the driver program's.
+/// A number in the driver program's map.
 #[derive(Debug)]
 struct Slot {
     number: u16,
-    /// What is entered there; `None` once it is an application's.
+    /// The tables entered there; `None` once an application has them.
     tables: Option<OwnedFd>,
 }
 
-/// Numbers with tables, those that are applications' and those that are ready.
+/// Numbers with tables, those of applications and those that are ready.
 #[derive(Debug)]
 pub(super) struct Slots {
     stock: Stock<Slot>,
@@ -31,8 +31,9 @@ pub(super) struct Slots {
 }
 
 impl Slots {
-    /// Begins to make `ready` ready, in the driver program's map of applications' tables.
-    /// `used` are an earlier process's applications; what else it left is replaced.
+    /// Starts keeping `ready` numbers ready, in the driver program's map of applications'
+    /// tables. `used` are an earlier process's applications; everything else that it left
+    /// is replaced.
     ///
     /// # Errors
     /// EAGAIN where no thread can be started.
@@ -54,15 +55,15 @@ impl Slots {
         })
     }
 
-    /// Makes what was taken anew, by a thread.
+    /// Makes a thread refill the stock.
     pub(super) fn refill(&self) {
         self.stock.refill();
     }
 
-    /// Takes a number that is ready; another is after [`Slots::refill`].
+    /// Takes a ready number; another one is ready after [`Slots::refill`].
     ///
     /// # Errors
-    /// EBUSY where none is; some are being made.
+    /// EBUSY where none is ready; some are being made.
     pub(super) fn take(&mut self) -> io::Result<u16> {
         let slot = self.stock.take_several(1).and_then(|mut one| one.pop());
         let slot = slot.ok_or_else(|| self.stock.not_ready("tables"))?;
@@ -71,20 +72,20 @@ impl Slots {
         Ok(number)
     }
 
-    /// The tables of a number that was taken, for its application.
+    /// The tables of a taken number, for its application.
     ///
     /// # Errors
-    /// ENOENT where they were handed out already.
+    /// ENOENT if they were already handed over.
     pub(super) fn hand_out(&mut self, number: u16) -> io::Result<OwnedFd> {
         let slot = self.in_use.get_mut(&number);
         let tables = slot.and_then(|slot| slot.tables.take());
         tables.ok_or_else(|| io::ErrorKind::NotFound.into())
     }
 
-    /// Gives a number back, if it was taken.
+    /// Returns a number, if it was taken.
     pub(super) fn give_back(&mut self, number: u16) {
         match self.in_use.remove(&number) {
-            // Nobody has had them.
+            // No application has had them.
             Some(slot) if slot.tables.is_some() => self.stock.put_back(slot),
             Some(slot) => self.stock.give_back(slot),
             None => {}
@@ -97,13 +98,13 @@ struct SlotMaker {
     applications: OwnedFd,
     /// Numbers without tables, the lowest last.
     free: Vec<u16>,
-    /// Whether an earlier process's are taken out.
+    /// Whether an earlier process's tables were removed.
     swept: bool,
     wanted: usize,
 }
 
 impl SlotMaker {
-    /// Fresh tables in place of what is there.
+    /// Enters fresh tables in place of the present ones.
     fn enter(&self, number: u16) -> io::Result<Slot> {
         let map = create_array(&ArrayMap {
             name: "tw_application",
@@ -134,7 +135,7 @@ impl Maker for SlotMaker {
         Ok(slot)
     }
 
-    /// No more than could be ready, since the others would only be taken out again.
+    /// No more than the stock can hold, since the others would only be removed again.
     fn rest(&mut self, used: Vec<Slot>) -> (Vec<Slot>, Vec<Slot>) {
         let (mut rested, mut others) = (Vec::new(), Vec::new());
         for slot in used {

@@ -1,4 +1,4 @@
-//! Which unit of systemd's a process is of, by its control group (cgroups(7), version 2).
+//! Finds the systemd unit of a process, by its control group (cgroups(7), version 2).
 
 use std::fs;
 use std::os::fd::AsFd;
@@ -10,7 +10,7 @@ use super::process::looked_up;
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct UnitName(String);
 
-/// Bytes of a unit's name (`UNIT_NAME_MAX` of systemd's).
+/// Bytes of a unit's name (`UNIT_NAME_MAX` in systemd).
 const NAME_MAX: usize = 255;
 
 impl FromStr for UnitName {
@@ -36,8 +36,8 @@ impl std::fmt::Display for UnitName {
     }
 }
 
-/// The unit of the process at the other end of a Unix socket. `process`: its number, as
-/// SO_PEERCRED says it.
+/// The unit of the process at the other end of a Unix socket. `process`: its id, as
+/// SO_PEERCRED reports it.
 pub(super) fn unit_of(connection: impl AsFd, process: u32) -> Option<UnitName> {
     looked_up(connection, || {
         let groups = fs::read_to_string(format!("/proc/{process}/cgroup")).ok()?;
@@ -45,13 +45,14 @@ pub(super) fn unit_of(connection: impl AsFd, process: u32) -> Option<UnitName> {
     })
 }
 
-/// By /proc/PID/cgroup, of which the line `0::` is version 2's. The path's first part that
-/// is no slice is the unit: only systemd, or user 0, puts processes there. What is below it
-/// its own processes may have named: a user's own services are below `user@UID.service`.
+/// Parses /proc/PID/cgroup, in which the line `0::` is version 2's. The first component
+/// of the path that is not a slice is the unit: only systemd, or user 0, puts processes
+/// there. The unit's own processes may have named components below it: a user's own
+/// services are below `user@UID.service`.
 fn of_groups(groups: &str) -> Option<UnitName> {
     let path = groups.lines().find_map(|line| line.strip_prefix("0::/"))?;
     let unit = path.split('/').find(|part| !part.ends_with(".slice"))?;
-    // Put before a name that could be a file of the kernel's.
+    // Prefix of a name that could be that of a kernel file.
     unit.strip_prefix('_').unwrap_or(unit).parse().ok()
 }
 
@@ -79,7 +80,7 @@ mod tests {
         let own = "0::/user.slice/user-7.slice/user@7.service/app.slice/nginx.service\n";
         assert_eq!(unit(own).unwrap(), "user@7.service");
         assert_eq!(unit("0::/sessions/nginx.service\n"), None);
-        // Of another cgroup namespace, of no group, of version 1 alone, and no such file.
+        // Another cgroup namespace, no group, version 1 alone, and no such file.
         for groups in [
             "0::/../nginx.service\n",
             "0::/\n",

@@ -1,13 +1,18 @@
-//! Private domains: applications that nobody need trust with a queue of the device.
+//! Private domains: applications that need not be trusted with a queue of the device.
 //!
-//! Each queue of theirs is a virtual pair. The demultiplexer redirects their frames to the
-//! near end; on the far one is the AF_XDP socket that the application has. What it sends
-//! comes out of the near end, where a program lets pass only what a user without
-//! privileges could send, and counts the rest by cause ([`Sent`]).
+//! Each of their queues is a virtual pair. The demultiplexer redirects their frames to
+//! the near end. On the far end is the AF_XDP socket that the application has. Its frames
+//! come out of the near end. A program there passes only what a user without privileges
+//! could send, and counts the rest by cause ([`Sent`]).
 //!
-//! Lives here: the programs ([`programs`]), making and deleting pairs ([`pair`]), and a
-//! stock of finished ones ([`stock`]), so that neither waits for the kernel on the path of
-//! a request; and the kernel thread that polls a device which several share ([`threaded`]).
+//! Lives here:
+//!
+//! - [`programs`]: the programs on pairs
+//! - [`pair`]: making and deleting pairs
+//! - [`stock`]: a stock of finished pairs, so that no request waits for the kernel to
+//!   make or delete one
+//! - [`threaded`]: the kernel thread that polls a device which several share
+//!
 //! Does not live here: who gets one ([`crate::daemon::Manager`]).
 //!
 //! Read first: veth(4), tc-bpf(8); docs/manager.md, "Private mode".

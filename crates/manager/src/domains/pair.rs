@@ -1,4 +1,4 @@
-//! Virtual pairs: made, found again and deleted.
+//! Virtual pairs: created, recovered and deleted.
 
 use std::io;
 use std::sync::Arc;
@@ -11,14 +11,14 @@ use tidewall_sys::netlink::{Rtnetlink, VethPair};
 use super::programs::PairPrograms;
 use super::stock::Maker;
 
-/// How long a request may take: one that deletes hundreds of pairs waits for all
-/// processors, and for others that change interfaces.
+/// How long a request may take. One that deletes hundreds of pairs waits for all
+/// processors, and for other processes that change interfaces.
 const TIMEOUT: Duration = Duration::from_secs(10);
-/// Groups of pairs (ip-link(8)): those of a device are in the one of this number plus the
-/// device's, those that are about to be deleted in the same with this bit set.
+/// Groups of pairs (ip-link(8)). Those of a device are in the group with this number plus
+/// the device's; those about to be deleted are in the same group with this bit set.
 const GROUP: u32 = 0x7477_0000;
 const ENDED: u32 = 0x8000;
-/// Of the pair that is never handed out.
+/// Number of the pair that is never handed over.
 const KEEPER: u32 = 0;
 
 /// A pair that is ready for a socket on its far end: the indices of both.
@@ -42,9 +42,9 @@ pub struct Pairs {
 }
 
 impl Pairs {
-    /// Begins with what all pairs of a device share: one pair that is never handed out
-    /// keeps the programs in place, so that attaching them to another waits for nothing.
-    /// Takes the keeper over where an earlier process has left one.
+    /// Creates what all pairs of a device share. One pair that is never handed over keeps
+    /// the programs in place, so that attaching them to another does not wait. Takes over
+    /// the keeper that an earlier process has left.
     ///
     /// # Errors
     /// EPERM without CAP_NET_ADMIN; EOPNOTSUPP where the kernel has no veth; what it
@@ -95,11 +95,12 @@ impl Pairs {
     }
 
     fn names(&self, number: u32) -> [String; 2] {
-        // 15 bytes at most: both numbers have five hexadecimal digits in practice.
+        // 15 bytes at most: both numbers have at most five hexadecimal digits in
+        // practice.
         ["b", "c"].map(|end| format!("tw{:x}{end}{number:x}", self.device))
     }
 
-    /// Near ends that are there, with the numbers in their names.
+    /// Existing near ends, with the numbers in their names.
     fn found(&mut self) -> io::Result<Vec<(u32, Option<u32>)>> {
         let prefix = format!("tw{:x}b", self.device);
         let block = self.block();
@@ -114,7 +115,7 @@ impl Pairs {
     /// Makes a pair.
     ///
     /// # Errors
-    /// What the kernel reports. Nothing is left then.
+    /// Those the kernel reports. Nothing is left then.
     pub fn make(&mut self) -> io::Result<Pair> {
         loop {
             let number = self.next;
@@ -125,7 +126,7 @@ impl Pairs {
         }
     }
 
-    /// `None` where another maker of this device's pairs has the number.
+    /// `None` if another maker of this device's pairs has the number.
     fn make_numbered(&mut self, number: u32) -> io::Result<Option<Pair>> {
         let [near, far] = self.names(number);
         let made = self.netlink.make_veth(&VethPair {
@@ -141,7 +142,8 @@ impl Pairs {
         if finished.is_err()
             && let Ok(near) = interface::index(&near)
         {
-            // What cannot be deleted now is when the device is opened next.
+            // Pairs that cannot be deleted now are deleted when the device is next
+            // opened.
             let _ = self.netlink.delete_link(near);
         }
         finished.map(Some)
@@ -168,25 +170,24 @@ impl Pairs {
         Ok(pair)
     }
 
-    /// Sets the MTU of the pairs that are made from now on, bytes.
+    /// Sets the MTU in bytes of pairs made from now on.
     pub fn set_mtu(&mut self, mtu: u32) {
         self.mtu = mtu;
     }
 
-    /// Waits for one grace period (RCU): until then the kernel holds a socket that was
-    /// closed.
+    /// Waits for one RCU grace period: until then the kernel holds a closed socket.
     ///
     /// # Errors
-    /// EINVAL where the kernel cannot say when.
+    /// EINVAL where the kernel cannot report its end.
     pub fn rest() -> io::Result<()> {
         Ok(membarrier(MembarrierCommand::Global)?)
     }
 
-    /// Deletes pairs, by their near ends, at once: alone, each would wait for all
+    /// Deletes pairs, by their near ends, at once: singly, each would wait for all
     /// processors.
     ///
     /// # Errors
-    /// What the kernel reports; those that are gone already are as good.
+    /// Those the kernel reports; pairs that are already gone count as deleted.
     pub fn delete(&mut self, near: &[u32]) -> io::Result<()> {
         let ended = self.ended();
         for &near in near {
@@ -198,8 +199,8 @@ impl Pairs {
         self.netlink.delete_group(ended)
     }
 
-    /// Deletes all pairs but the keeper and those in `used`, by their near ends: what an
-    /// earlier process left.
+    /// Deletes all pairs except the keeper and those in `used`, by their near ends: what
+    /// an earlier process left.
     ///
     /// # Errors
     /// As [`Pairs::delete`].
@@ -212,10 +213,10 @@ impl Pairs {
         self.delete(&unused)
     }
 
-    /// Deletes every pair of a device, the keeper included.
+    /// Deletes every pair of a device, including the keeper.
     ///
     /// # Errors
-    /// What the kernel reports.
+    /// Those the kernel reports.
     pub fn remove_all(device: u32) -> io::Result<()> {
         let mut netlink = Rtnetlink::with_timeout(TIMEOUT)?;
         let block = GROUP | device & (ENDED - 1);
@@ -234,7 +235,7 @@ impl Maker for Pairs {
     fn rest(&mut self, used: Vec<Pair>) -> (Vec<Pair>, Vec<Pair>) {
         match Pairs::rest() {
             Ok(()) => (used, Vec::new()),
-            // Where the kernel cannot say when, none is used again.
+            // If the kernel cannot report the end of a grace period, none is reused.
             Err(_) => (Vec::new(), used),
         }
     }

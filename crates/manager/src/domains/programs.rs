@@ -11,8 +11,8 @@ use tidewall_sys::bpf::{pin, pinned};
 use crate::program::xdp_named;
 use crate::refusal::describe;
 
-/// Loaded programs: what each far end receives goes to a socket, and what comes out of
-/// each near end is judged (`bpf/private.h`).
+/// Loaded programs. One passes frames received on a far end to a socket; the other
+/// filters what comes out of a near end (`bpf/private.h`).
 #[derive(Debug)]
 pub struct PairPrograms {
     to_xsk: OwnedFd,
@@ -23,7 +23,7 @@ pub struct PairPrograms {
 const NAMES: [&str; 2] = ["to_xsk", "sent"];
 
 impl PairPrograms {
-    /// Loads them, of an object that the demultiplexer was loaded from.
+    /// Loads them from the object that the demultiplexer was loaded from.
     ///
     /// # Errors
     /// As [`crate::Program::load`].
@@ -46,20 +46,20 @@ impl PairPrograms {
         })
     }
 
-    /// Gives them names in a directory of bpffs.
+    /// Pins them in a directory of bpffs.
     ///
     /// # Errors
-    /// What the file system reports.
+    /// Those the file system reports.
     pub fn pin(&self, directory: &Path) -> io::Result<()> {
         let [to_xsk, sent] = NAMES;
         pin(self.to_xsk.as_fd(), &directory.join(to_xsk))?;
         pin(self.sent.as_fd(), &directory.join(sent))
     }
 
-    /// Those that an earlier process has pinned; `None` where it had none.
+    /// Opens those that an earlier process has pinned; `None` if it had none.
     ///
     /// # Errors
-    /// What the kernel reports.
+    /// Those the kernel reports.
     pub fn pinned(directory: &Path) -> io::Result<Option<Self>> {
         let of = |name: &str| pinned(&directory.join(name));
         let [to_xsk, sent] = NAMES.map(of);
@@ -72,10 +72,10 @@ impl PairPrograms {
         }
     }
 
-    /// Takes their names away.
+    /// Unpins them.
     ///
     /// # Errors
-    /// What the file system reports.
+    /// Those the file system reports.
     pub fn unpin(directory: &Path) -> io::Result<()> {
         for name in NAMES {
             match fs::remove_file(directory.join(name)) {
@@ -86,12 +86,12 @@ impl PairPrograms {
         Ok(())
     }
 
-    /// For the far end of each pair.
+    /// The program for the far end of each pair.
     pub fn to_xsk(&self) -> BorrowedFd<'_> {
         self.to_xsk.as_fd()
     }
 
-    /// For what the near end of each receives.
+    /// The program for frames that the near end of each pair receives.
     pub fn sent(&self) -> BorrowedFd<'_> {
         self.sent.as_fd()
     }

@@ -1,65 +1,64 @@
-//! A stock of what takes long to make and to take away, kept by a thread of its own.
+//! A stock of items that take long to make and to remove, kept by a separate thread.
 //!
-//! A thread and no child process: it needs the descriptors of the programs and the same
-//! network namespace, and has nothing that could outlive its process. What an earlier
-//! process left is found by its names.
+//! It is a thread and not a child process. It needs the descriptors of the programs and
+//! the same network namespace. Nothing of it could outlive its process. Items that an
+//! earlier process left are found by their names.
 
 use std::io;
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::thread::JoinHandle;
 use std::time::Duration;
 
-/// How soon a step that failed is tried again.
+/// How soon a step that failed is retried.
 const RETRY_AFTER: Duration = Duration::from_millis(100);
 
-/// How often those are looked at that others may still have.
+/// How often items are checked that other processes may still have.
 const LOOK_AGAIN: Duration = Duration::from_millis(200);
 
-/// Makes and takes away what is kept in stock.
+/// Makes and removes the items in stock.
 pub trait Maker: Send + 'static {
-    /// What it makes.
+    /// The type of the items.
     type Item: Send + 'static;
 
     /// Makes one.
     ///
     /// # Errors
-    /// What the kernel reports; nothing is left then.
+    /// Those the kernel reports; nothing is left then.
     fn make(&mut self) -> io::Result<Self::Item>;
 
-    /// Waits until used ones may be used again; those that may. The others are taken
-    /// away.
+    /// Waits until used items may be reused. Returns those that may, and those to remove.
     fn rest(&mut self, used: Vec<Self::Item>) -> (Vec<Self::Item>, Vec<Self::Item>);
 
-    /// Whether some that were used wait until others let go of them: they are looked at again
-    /// by [`Maker::rest`] now and then.
+    /// Whether some used items wait until others release them: [`Maker::rest`] checks
+    /// them again now and then.
     fn is_waiting(&self) -> bool {
         false
     }
 
-    /// Takes some away, together.
+    /// Removes some items, together.
     ///
     /// # Errors
-    /// What the kernel reports; it is tried again with all of them.
+    /// Those the kernel reports; it is retried with all of them.
     fn take_away(&mut self, ended: &[Self::Item]) -> io::Result<()>;
 }
 
-/// What a stock has counted.
+/// A stock's counters.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct StockCounters {
     /// Ready to be taken.
     pub ready: u64,
     /// Made since it began.
     pub made: u64,
-    /// Used again after a rest.
+    /// Reused after a rest.
     pub reused: u64,
-    /// Taken away.
+    /// Removed.
     pub taken_away: u64,
-    /// Steps that failed and were tried again.
+    /// Steps that failed and were retried.
     pub failed: u64,
 }
 
-/// See the module's documentation. Ends its thread when it is dropped; what is ready is
-/// taken away then, and what was given back.
+/// See the module's documentation. Dropping it ends its thread; ready and returned items
+/// are removed then.
 #[derive(Debug)]
 pub struct Stock<T> {
     shared: Arc<Shared<T>>,
@@ -77,15 +76,15 @@ struct State<T> {
     ready: Vec<T>,
     used: Vec<T>,
     ended: Vec<T>,
-    /// As many are to be ready.
+    /// Number to keep ready.
     wanted: usize,
     closing: bool,
     counters: StockCounters,
-    /// Why the last step failed, if it did.
+    /// The last step's failure, if it failed.
     failure: Option<String>,
 }
 
-/// What a stock's thread does next.
+/// The next step of a stock's thread.
 #[derive(Debug, PartialEq, Eq)]
 enum Step<T> {
     Make,
@@ -96,8 +95,8 @@ enum Step<T> {
 }
 
 impl<T> State<T> {
-    /// First what somebody may be waiting for; taking away waits for a time in which
-    /// there is nothing else, and so gets more done at once.
+    /// Work that a client may be waiting for comes first. Removal waits until there is
+    /// nothing else, and so handles more at once.
     fn next(&mut self) -> Step<T> {
         if self.closing {
             self.ended.append(&mut self.used);
@@ -113,7 +112,7 @@ impl<T> State<T> {
         if self.closing { Step::End } else { Step::Wait }
     }
 
-    /// Of rested ones those that the stock lacks.
+    /// Keeps those rested items that the stock lacks.
     fn put(&mut self, rested: Vec<T>) {
         for item in rested {
             self.counters.reused += u64::from(self.keep(item));
@@ -133,13 +132,13 @@ impl<T> State<T> {
 
 impl<T> Shared<T> {
     fn state(&self) -> MutexGuard<'_, State<T>> {
-        // The state stays true at every point where a panic could strike.
+        // The state is valid at every point where a panic could strike.
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
 impl<T: Send + 'static> Stock<T> {
-    /// A stock that tries to have `wanted` ready.
+    /// Creates a stock that tries to keep `wanted` items ready.
     ///
     /// # Errors
     /// EAGAIN where no thread can be started.
@@ -173,20 +172,21 @@ impl<T: Send + 'static> Stock<T> {
         taken?.pop()
     }
 
-    /// Takes so many, or none. They are made anew after [`Stock::refill`], not yet: what is
-    /// taken may be put back.
+    /// Takes this many, or none. [`Stock::refill`] replaces them later: taken items may
+    /// be put back.
     pub fn take_several(&self, count: usize) -> Option<Vec<T>> {
         let mut state = self.shared.state();
         let from = state.ready.len().checked_sub(count)?;
         Some(state.ready.split_off(from))
     }
 
-    /// Has the thread make what is missing.
+    /// Makes the thread produce what is missing.
     pub fn refill(&self) {
         self.shared.changed.notify_one();
     }
 
-    /// That it has too few, and why, as far as that is known: EBUSY. The thread makes them.
+    /// The error that it has too few, and the reason if known: EBUSY. The thread makes
+    /// them.
     pub fn not_ready(&self, what: &str) -> io::Error {
         self.refill();
         let text = match &self.shared.state().failure {
@@ -196,25 +196,25 @@ impl<T: Send + 'static> Stock<T> {
         io::Error::new(io::ErrorKind::ResourceBusy, text)
     }
 
-    /// Gives one back that was not used.
+    /// Returns an unused item.
     pub fn put_back(&self, item: T) {
         self.shared.state().keep(item);
         self.refill();
     }
 
-    /// Gives one back that was used.
+    /// Returns a used item.
     pub fn give_back(&self, item: T) {
         self.shared.state().used.push(item);
         self.shared.changed.notify_one();
     }
 
-    /// Gives one back that must not be used again.
+    /// Returns an item that must not be reused.
     pub fn end(&self, item: T) {
         self.shared.state().ended.push(item);
         self.shared.changed.notify_one();
     }
 
-    /// What it has counted.
+    /// The counters.
     pub fn counters(&self) -> StockCounters {
         let state = self.shared.state();
         StockCounters {
@@ -229,7 +229,7 @@ impl<T> Drop for Stock<T> {
         self.shared.state().closing = true;
         self.shared.changed.notify_one();
         if let Some(thread) = self.thread.take() {
-            // It has nothing to say; what it could not take away is found by its names.
+            // It has nothing to report; what it could not remove is found by its names.
             let _ = thread.join();
         }
     }
@@ -256,7 +256,8 @@ fn work<M: Maker>(shared: &Shared<M::Item>, mut maker: M) {
                 let mut state = shared.state();
                 match done {
                     Ok(()) => state.counters.taken_away += ended.len() as u64,
-                    // What the next process finds by its names need not keep this one.
+                    // Items that the next process finds by their names need not delay
+                    // this one.
                     Err(_) if state.closing => {}
                     Err(_) => state.ended.extend(ended),
                 }
@@ -264,7 +265,7 @@ fn work<M: Maker>(shared: &Shared<M::Item>, mut maker: M) {
             }
             Step::Wait => {
                 let state = shared.state();
-                // Nothing may have come since.
+                // Nothing may have arrived since.
                 match state.is_idle() {
                     true if maker.is_waiting() => {
                         drop(shared.changed.wait_timeout(state, LOOK_AGAIN));
@@ -334,7 +335,7 @@ mod tests {
         assert_eq!(state.next(), Step::End);
     }
 
-    /// Counts what lives, and fails at times.
+    /// Counts living items, and fails at times.
     struct Fake {
         next: u32,
         live: Arc<AtomicU32>,

@@ -1,8 +1,9 @@
 //! The kernel thread that polls a device which several applications share.
 //!
-//! A device that its applications poll stays masked for a time after each poll. If what
-//! came then was for one that does not poll, all others wait for that time. A thread of
-//! the kernel's waits for nobody, and costs nobody else's time (docs/decisions.md, 116).
+//! A device that its applications poll stays masked for a time after each poll. If a
+//! frame that arrived then was for an application that does not poll, all others wait for
+//! that time. A kernel thread waits for no application, and uses no other application's
+//! time (docs/decisions.md, 116).
 
 use std::io;
 use std::path::{Path, PathBuf};
@@ -12,13 +13,13 @@ use rustix::io::Errno;
 use rustix::process::{Pid, getpriority_process, setpriority_process};
 use tidewall_sys::netlink::{Napi, Netdev};
 
-/// Of the thread: below the applications, which have work to do with what it gives them.
+/// Nice value of the thread: below the applications, which must process what it delivers.
 const NICE: i32 = 5;
 
-/// Place of the processor in /proc/PID/stat, from the state on.
+/// Index of the processor in /proc/PID/stat, counted from the state.
 const PROCESSOR: usize = 36;
 
-/// How an interface was polled, to be put back.
+/// How an interface was polled, to be restored.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Before {
     /// Whether threads polled it.
@@ -29,8 +30,8 @@ fn attribute(interface: &str) -> String {
     format!("/sys/class/net/{interface}/threaded")
 }
 
-/// The NAPIs of an interface where the kernel lets each have its thread by netlink (Linux
-/// 6.17), which needs a capability and no file of user 0's, and works in any namespace.
+/// The NAPIs of an interface, where the kernel can give each its thread by netlink (Linux
+/// 6.17). That needs a capability and no file of user 0's, and works in any namespace.
 fn napis(index: u32) -> Option<(Netdev, Vec<Napi>)> {
     let mut netdev = Netdev::open().ok()?;
     let napis = netdev.napi_states(index).ok()?;
@@ -53,13 +54,13 @@ pub fn read(interface: &str, index: u32) -> io::Result<Before> {
     })
 }
 
-/// Has threads poll an interface, of low priority where CAP_SYS_NICE is there. May be
-/// repeated: the kernel makes threads anew when the interface goes down and up, and they
-/// forget their priority. A priority that somebody has given them stays.
+/// Makes threads poll an interface, at low priority if CAP_SYS_NICE permits. May be
+/// repeated: the kernel recreates the threads when the interface goes down and up, and
+/// they lose their priority. A priority that an operator has set stays.
 ///
 /// # Errors
-/// EOPNOTSUPP for an interface without NAPI, as a veth without a program; EPERM or EACCES
-/// without CAP_NET_ADMIN, and before Linux 6.17 user 0; what the kernel reports.
+/// EOPNOTSUPP for an interface without NAPI, as a veth without a program. EPERM or EACCES
+/// without CAP_NET_ADMIN and, before Linux 6.17, user 0. What the kernel reports.
 pub fn set(interface: &str, index: u32) -> io::Result<()> {
     switch(interface, index, true)?;
     let fresh = |thread: &Pid| getpriority_process(Some(*thread)) == Ok(0);
@@ -73,7 +74,7 @@ pub fn set(interface: &str, index: u32) -> io::Result<()> {
     Ok(())
 }
 
-/// Has an interface polled as before.
+/// Restores how an interface was polled.
 ///
 /// # Errors
 /// As [`set`].
@@ -84,7 +85,7 @@ pub fn put_back(interface: &str, index: u32, before: Before) -> io::Result<()> {
 fn switch(interface: &str, index: u32, threaded: bool) -> io::Result<()> {
     match napis(index) {
         Some((mut netdev, napis)) => {
-            // Where it is so already the thread stays as it is.
+            // If it is already so, the thread stays as it is.
             let other = |napi: &&Napi| napi.threaded != Some(threaded);
             for napi in napis.iter().filter(other) {
                 netdev.set_threaded(napi.id, threaded)?;
@@ -99,26 +100,26 @@ fn switch(interface: &str, index: u32, threaded: bool) -> io::Result<()> {
 /// A thread's processor time, as the kernel counts it.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct TaskTime {
-    /// For how long it has run.
+    /// How long it has run.
     pub ran: Duration,
-    /// For how long it was ready to, and waited.
+    /// How long it was runnable and waited.
     pub waited: Duration,
-    /// The processor that it was on last.
+    /// The processor that it last ran on.
     pub processor: u32,
 }
 
 impl TaskTime {
-    /// Reads that of the thread of this directory in /proc.
+    /// Reads the time of the thread with this directory in /proc.
     ///
     /// # Errors
-    /// NotFound and ESRCH once it has ended; InvalidData for what is no number.
+    /// NotFound and ESRCH once it has ended; InvalidData for what is not a number.
     pub fn read(directory: &Path) -> io::Result<Self> {
         let times = std::fs::read_to_string(directory.join("schedstat"))?;
         let mut times = times.split_whitespace().map(|it| it.parse().ok());
         let mut next = || Some(Duration::from_nanos(times.next()??));
         let [ran, waited] = [next(), next()];
         let stat = std::fs::read_to_string(directory.join("stat"))?;
-        // Behind the name, which may have anything in it (proc(5)).
+        // After the name, which may contain anything (proc(5)).
         let fields = stat.rsplit_once(')').map(|(_, fields)| fields);
         let processor = fields.and_then(|it| it.split_whitespace().nth(PROCESSOR)?.parse().ok());
         let known = (ran, waited, processor);
@@ -133,8 +134,8 @@ impl TaskTime {
     }
 }
 
-/// Directories in /proc of the threads that poll an interface; none where this process's
-/// /proc is another PID namespace's.
+/// Directories in /proc of the threads that poll an interface; empty where this process's
+/// /proc is of another PID namespace.
 pub fn directories(interface: &str, index: u32) -> Vec<PathBuf> {
     let directories = threads(interface, index)
         .into_iter()

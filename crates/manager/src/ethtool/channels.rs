@@ -1,4 +1,4 @@
-//! How many queues an interface has (`ethtool -l`).
+//! The number of an interface's queues (`ethtool -l`).
 
 use std::io;
 
@@ -19,19 +19,19 @@ pub struct Channels {
     pub transmit_only: u32,
     /// Queues that do both with one interrupt.
     pub combined: u32,
-    /// Most receive queues that could be configured, either kind.
+    /// Maximum number of receive queues that could be configured, of either kind.
     pub receive_limit: u32,
-    /// Of those, most that do both.
+    /// Maximum number of combined queues among those.
     pub combined_limit: u32,
 }
 
 impl Channels {
-    /// Asks the driver of `interface`.
+    /// Queries the driver of `interface`.
     ///
     /// # Errors
     /// `Unsupported` where the driver does not report them (the loopback device);
-    /// `NotFound` for no such interface; `InvalidInput` for what cannot be an
-    /// interface name.
+    /// `NotFound` for no such interface; `InvalidInput` for what cannot be an interface
+    /// name.
     pub fn read(interface: &str) -> io::Result<Channels> {
         Self::of(&Device::open(interface)?)
     }

@@ -16,26 +16,26 @@ const TIME: &str = "rx-usecs (interrupt coalescing, ethtool -C)";
 const FRAMES: &str = "rx-frames (interrupt coalescing, ethtool -C)";
 const INSTEAD: &str = "; T of a virtual device is its gro_flush_timeout in /sys/class/net";
 
-/// When a device interrupts for received frames: at the first of the two
-/// limits that is reached.
+/// When a device interrupts for received frames: at the first of the two limits that is
+/// reached.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Moderation {
-    /// Longest wait after a frame arrived; zero: the count alone decides.
+    /// Longest wait after a frame arrived; zero: only the count decides.
     pub time: Duration,
-    /// Frames that are waited for; zero: the time alone decides.
+    /// Number of frames to wait for; zero: only the time decides.
     pub frames: u32,
     /// True while the driver adapts the time by itself.
     pub adaptive: bool,
 }
 
 impl Moderation {
-    /// Asks the driver of `interface`.
+    /// Queries the driver of `interface`.
     ///
     /// # Errors
-    /// `Unsupported` where the driver has no coalescing (veth, the loopback
-    /// device); `NotFound` for no such interface; `InvalidInput` for what
-    /// cannot be an interface name.
+    /// `Unsupported` where the driver has no coalescing (veth, the loopback device);
+    /// `NotFound` for no such interface; `InvalidInput` for what cannot be an interface
+    /// name.
     pub fn read(interface: &str) -> io::Result<Moderation> {
         Ok(Moderation::of(&Device::open(interface)?.coalesce()?))
     }
@@ -58,8 +58,8 @@ impl Device {
         Ok(values)
     }
 
-    /// Changes what `change` changes and leaves the rest as it is now. The
-    /// error is the kernel's own.
+    /// Applies `change` to the current values, leaving the rest as it is. The error is
+    /// the kernel's own.
     fn change_coalesce(&self, change: impl FnOnce(&mut Coalesce)) -> io::Result<()> {
         let mut values = Coalesce::new_zeroed();
         values.command = GET_COALESCE;
@@ -70,13 +70,12 @@ impl Device {
     }
 }
 
-/// Control over a device's coalescing. The values found at the start come back
-/// when it is dropped or the process dies; only what was changed is put back.
+/// Control over a device's coalescing. The initial values are restored when it is dropped
+/// or the process dies; only changed values are restored.
 ///
-/// Setting a value takes the kernel's lock on network configuration and has
-/// the driver talk to the device, from microseconds to milliseconds: for when
-/// a policy changes its mind, not for each round. Setting what is set already
-/// costs nothing.
+/// Setting a value takes the kernel's lock on network configuration and makes the driver
+/// talk to the device, from microseconds to milliseconds. It is meant for changes of
+/// policy, not for each round. Setting the present value again costs nothing.
 #[derive(Debug)]
 #[must_use = "dropping it puts the old values back at once"]
 pub struct Coalescing {
@@ -89,33 +88,35 @@ pub struct Coalescing {
 
 #[derive(Debug)]
 struct State {
-    /// The count that is meant to be set: found, or the caller's.
+    /// The intended count: initial, or the caller's.
     frames: u32,
-    /// Asked for last, and what the device made of it. Microseconds.
+    /// The last requested time, and the device's result. Microseconds.
     time: Option<(u32, u32)>,
-    /// Largest time worth asking for, in microseconds.
+    /// Largest time worth requesting, in microseconds.
     ceiling: u32,
     /// Whether time and count were ever set.
     set_time: bool,
     set_frames: bool,
-    /// Puts the driver's own adaptation back, where that was on. After the values:
-    /// some drivers refuse them while they adapt.
+    /// Restores the driver's own adaptation, if it was on. After the values: some drivers
+    /// refuse them while they adapt.
     undo_adaptive: Option<Undo>,
-    /// Puts the values back, once one was changed.
+    /// Restores the values, once one was changed.
     undo_values: Option<Undo>,
 }
 
 impl Coalescing {
-    /// Remembers the values of `interface` and switches the driver's own
-    /// adaptation off, which would overwrite what is set here. Time and count
-    /// stay as they are until set.
+    /// Remembers the values of `interface` and switches off the driver's own adaptation,
+    /// which would overwrite what is set here. Time and count stay as they are until set.
     ///
     /// # Errors
-    /// `Unsupported` where the driver has no coalescing (veth, the loopback
-    /// device) and `PermissionDenied` without CAP_NET_ADMIN, each naming knob
-    /// and interface; `NotFound`; `InvalidInput` for what cannot be an
-    /// interface name; what registering with the restorer reports. Nothing is
-    /// left changed.
+    /// Nothing is left changed.
+    ///
+    /// - `Unsupported`: the driver has no coalescing (veth, the loopback device); names
+    ///   knob and interface
+    /// - `PermissionDenied`: without CAP_NET_ADMIN; names knob and interface
+    /// - `NotFound`
+    /// - `InvalidInput`: what cannot be an interface name
+    /// - what registering with the restorer reports
     pub fn take(restorer: &Restorer, interface: &str) -> io::Result<Coalescing> {
         let device = Device::open(interface)?;
         let found = device.coalesce()?;
@@ -139,8 +140,8 @@ impl Coalescing {
             found,
             state: Mutex::new(state),
         };
-        // Written even where nothing changes: a device that reports its values
-        // but takes none is to be known now.
+        // Written even where nothing changes: a device that reports its values but
+        // accepts none must be detected now.
         taken
             .device
             .change_coalesce(|values| values.adaptive_rx = 0)
@@ -148,17 +149,17 @@ impl Coalescing {
         Ok(taken)
     }
 
-    /// Sets T: how long an interrupt may wait after a frame arrived. Rounded
-    /// up to whole microseconds, so that only zero is zero; at most what the
-    /// device takes, to within a factor of two, found by halving. Zero with no
-    /// count set means an interrupt a frame.
+    /// Sets T: how long an interrupt may wait after a frame arrived. It is rounded up to
+    /// whole microseconds, so that only zero is zero. It is at most what the device
+    /// accepts, to within a factor of two, found by halving. Zero with no count set means
+    /// an interrupt per frame.
     ///
-    /// Returns what the device then says it holds: drivers round too.
+    /// Returns the device's resulting value: drivers round too.
     ///
     /// # Errors
-    /// `Unsupported` naming knob and interface where the driver has coalescing
-    /// but no rx-usecs (tap); what registering with the restorer reports, and
-    /// then nothing is changed; what the driver reports.
+    /// `Unsupported` naming knob and interface where the driver has coalescing but no
+    /// rx-usecs (tap). What registering with the restorer reports, and then nothing is
+    /// changed. What the driver reports.
     pub fn set(&self, time: Duration) -> io::Result<Duration> {
         let wanted = whole_microseconds(time);
         let mut state = self.lock();
@@ -182,8 +183,8 @@ impl Coalescing {
             })
         };
         let mut result = largest_accepted(wanted, ceiling, |usecs| write(usecs, *frames));
-        // linux/ethtool.h: "It is illegal to set both usecs and max_frames to
-        // zero"; few drivers mind. One frame says the same.
+        // linux/ethtool.h: "It is illegal to set both usecs and max_frames to zero"; few
+        // drivers mind. A count of one frame is equivalent.
         if wanted == 0 && *frames == 0 && result.as_ref().is_err_and(out_of_range) {
             *set_frames = true;
             result = write(0, 1).map(|()| 0);
@@ -194,10 +195,10 @@ impl Coalescing {
         Ok(Duration::from_micros(u64::from(held)))
     }
 
-    /// Sets after how many frames the interrupt comes although T is not over;
-    /// zero: T alone decides. Where a driver counts frames, T works only as
-    /// far as this count lets it.
-    /// Set T first when both are zero: some drivers refuse a moment with neither.
+    /// Sets the number of frames after which the interrupt comes although T is not over;
+    /// zero: only T decides. If a driver counts frames, T works only as far as this count
+    /// permits. Set T first when both are zero: some drivers refuse a moment with
+    /// neither.
     ///
     /// # Errors
     /// As [`Coalescing::set`], for rx-frames.
@@ -215,12 +216,12 @@ impl Coalescing {
         Ok(())
     }
 
-    /// What the device did before.
+    /// The device's earlier moderation.
     pub fn old(&self) -> Moderation {
         Moderation::of(&self.found)
     }
 
-    /// Registers how the values are put back, before one is changed for the first time.
+    /// Registers the restoration of the values, before one is changed for the first time.
     fn register(&self, state: &mut State) -> io::Result<()> {
         if state.undo_values.is_none() {
             let request = put_back(&self.found, 0);
@@ -235,7 +236,7 @@ impl Coalescing {
 }
 
 impl Drop for Coalescing {
-    /// Puts back what was changed alone; the restorer knows no more than what was found.
+    /// Restores only what was changed; the restorer knows only the initial values.
     fn drop(&mut self) {
         if self.owner != std::process::id() {
             return;
@@ -264,7 +265,7 @@ impl Drop for Coalescing {
     }
 }
 
-/// The request for all values that were found, with the driver's own adaptation or not.
+/// The request for all initial values, with the driver's own adaptation or not.
 fn put_back(found: &Coalesce, adaptive: u32) -> Coalesce {
     Coalesce {
         command: SET_COALESCE,
@@ -273,12 +274,12 @@ fn put_back(found: &Coalesce, adaptive: u32) -> Coalesce {
     }
 }
 
-/// Rounded up: a time that is not zero must not become "an interrupt a frame".
+/// Rounded up: a nonzero time must not become "an interrupt per frame".
 fn whole_microseconds(time: Duration) -> u32 {
     u32::try_from(time.as_nanos().div_ceil(1000)).unwrap_or(u32::MAX)
 }
 
-/// True for how drivers say that a value is too large.
+/// True for a driver's error for a value that is too large.
 fn out_of_range(error: &io::Error) -> bool {
     matches!(
         error.raw_os_error(),
@@ -286,9 +287,8 @@ fn out_of_range(error: &io::Error) -> bool {
     )
 }
 
-/// Writes `wanted`, or the first of its halves that is accepted. Drivers do
-/// not report their limit (1022 to 65535 µs are in use); `ceiling` remembers
-/// what was found out.
+/// Writes `wanted`, or the first of its halves that is accepted. Drivers do not report
+/// their limit (1022 to 65535 µs are in use); `ceiling` remembers the result.
 fn largest_accepted(
     wanted: u32,
     ceiling: &mut u32,
@@ -358,7 +358,7 @@ mod tests {
         .unwrap_err();
         assert_eq!(error.raw_os_error(), Some(libc::EOPNOTSUPP));
         assert_eq!((calls, ceiling), (1, u32::MAX));
-        // And a device that takes nothing ends, with its own error.
+        // A device that accepts nothing also ends, with its own error.
         let none = |_| Err(io::Error::from_raw_os_error(libc::ERANGE));
         let error = largest_accepted(u32::MAX, &mut ceiling, none).unwrap_err();
         assert_eq!(error.raw_os_error(), Some(libc::ERANGE));

@@ -1,6 +1,6 @@
-//! Features that go off by themselves when an XDP program is attached
-//! (`ethtool -k`): drivers and the kernel take back what merges frames, LRO and
-//! GRO in hardware, and nobody asks for it again when the program is gone.
+//! Features that are switched off when an XDP program is attached (`ethtool -k`). Drivers
+//! and the kernel disable features that merge frames, LRO and GRO in hardware. They do
+//! not enable them again when the program is gone.
 
 use std::io;
 
@@ -12,7 +12,7 @@ use tidewall_sys::ethtool::{
     FEATURES_BYTES, GET_FEATURES, GET_FEATURES_BLOCK, SET_FEATURES, SET_FEATURES_BLOCK,
 };
 
-/// Blocks of 32 features that there is room for; the kernel has two.
+/// Room for blocks of 32 features; the kernel has two.
 const BLOCKS: usize = 8;
 
 /// `struct ethtool_get_features_block`.
@@ -21,7 +21,7 @@ const BLOCKS: usize = 8;
 struct Block {
     /// Those that can be changed.
     available: u32,
-    /// Those that are wanted, by a user or by default.
+    /// Those requested, by a user or by default.
     requested: u32,
     active: u32,
     never_changed: u32,
@@ -40,7 +40,7 @@ struct Reading {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, IntoBytes, Immutable)]
 #[repr(C)]
 struct Wish {
-    /// Those that are meant.
+    /// Those to be changed.
     valid: u32,
     requested: u32,
 }
@@ -51,18 +51,18 @@ const _: () = {
     assert!(size_of::<Reading>() == FEATURES_BYTES + BLOCKS * GET_FEATURES_BLOCK);
 };
 
-/// An interface's features as they were. Those that [`Features::changed`] finds
-/// changed are asked for again when this is dropped, or when the process dies:
-/// drop it after the program is detached, which may be what keeps them off.
+/// An interface's original features. Those that [`Features::changed`] finds changed are
+/// requested again when this is dropped, or when the process dies. Drop it after the
+/// program is detached, which may be what keeps them off.
 #[derive(Debug)]
 #[must_use = "dropping it puts the features back at once"]
 pub struct Features {
     device: Device,
     before: Vec<Block>,
-    /// The request that puts them back; empty while none have changed.
+    /// The request that restores them; empty while none have changed.
     request: Vec<u8>,
     undo: Option<Undo>,
-    /// Who found them changed. A forked copy must not put them back.
+    /// The process that found them changed. A forked copy must not restore them.
     owner: u32,
 }
 
@@ -84,12 +84,12 @@ impl Features {
         })
     }
 
-    /// Finds what has changed since, and registers putting that back. A crash in
-    /// between leaves it.
+    /// Finds the features that have changed since, and registers their restoration. A
+    /// crash in between leaves them.
     ///
     /// # Errors
-    /// What asking the kernel and registering ([`Restorer::on_exit_write`])
-    /// report; the change is put back at an orderly end all the same.
+    /// What querying the kernel and registering ([`Restorer::on_exit_write`]) report; an
+    /// orderly end still restores the change.
     pub fn changed(&mut self, restorer: Option<&Restorer>) -> io::Result<()> {
         let wishes = wishes(&self.before, &self.device.features()?);
         if wishes.iter().all(|wish| wish.valid == 0) {
@@ -125,9 +125,9 @@ impl Device {
     }
 }
 
-/// What to ask for so that what can be changed and has changed, in what is wanted
-/// or in what is active, is wanted as it was before: asking makes the kernel see
-/// to what is wanted and not active.
+/// The request that restores changeable features which have changed, in the requested or
+/// the active set, to their earlier request. The request makes the kernel activate what
+/// is requested and not active.
 fn wishes(before: &[Block], after: &[Block]) -> Vec<Wish> {
     let pairs = before.iter().zip(after);
     let wish = |(before, after): (&Block, &Block)| {
@@ -167,11 +167,12 @@ mod tests {
             valid: LRO,
             requested: LRO,
         };
-        // By a driver, which leaves it wanted; by the kernel, which does not.
+        // By a driver, which leaves it requested; by the kernel, which does not.
         for after in [block(LRO | 3, LRO | 1, 1), block(LRO | 3, 1, 1)] {
             assert_eq!(wishes(&before, &[after, before[1]]), [lro, none]);
         }
-        // What went on goes off; what cannot be changed is left alone.
+        // A feature that was switched on is switched off; one that cannot be changed is
+        // left alone.
         let after = [block(LRO | 3, LRO | 3, LRO | 3), block(4, 0, 8)];
         let off = Wish {
             valid: 2,

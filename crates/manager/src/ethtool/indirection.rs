@@ -8,28 +8,32 @@ use crate::restore::{Restorer, Undo};
 use tidewall_sys::ethtool::{GET_INDIRECTION, INDIRECTION_BYTES, SET_INDIRECTION};
 
 const KNOB: &str = "the hash's table of queues (RSS indirection, ethtool -x)";
-/// More places than a table is believed to have.
+/// An upper bound on plausible table entries.
 const MOST_PLACES: u32 = 1 << 16;
 
 /// A receive queue that the device's hash puts no flow on, until this is dropped or the
-/// process dies. Only what a rule names comes there.
+/// process dies. Only frames named by a rule arrive there.
 #[derive(Debug)]
 #[must_use = "dropping it widens the table at once"]
 pub struct Narrowed {
     device: Device,
     owner: u32,
-    /// `None` where the table had been without the queue before.
+    /// `None` if the table was already without the queue.
     undo: Option<Undo>,
 }
 
 impl Narrowed {
-    /// Takes the last receive queue of `interface` out of the table. A table that an
-    /// operator has set and that is without it stays as it is.
+    /// Removes the last receive queue of `interface` from the table. A table without the
+    /// queue that an operator has set stays as it is.
     ///
     /// # Errors
-    /// `Unsupported` where the device has no such table (veth), has one queue, or where
-    /// the operator's table uses the queue; `PermissionDenied` without CAP_NET_ADMIN;
-    /// `NotFound`; what registering with the restorer reports. Nothing has changed then.
+    /// Nothing has changed then.
+    ///
+    /// - `Unsupported`: the device has no such table (veth) or only one queue, or the
+    ///   operator's table uses the queue
+    /// - `PermissionDenied`: without CAP_NET_ADMIN
+    /// - `NotFound`
+    /// - what registering with the restorer reports
     pub fn without_last(restorer: &Restorer, interface: &str) -> io::Result<Narrowed> {
         let device = Device::open(interface)?;
         let queues = Channels::of(&device)?.receive();
@@ -75,15 +79,16 @@ impl Drop for Narrowed {
     }
 }
 
-/// Asks for the table that the kernel gives each device: its queues in turn (`ethtool -X
-/// DEV default`). Without places, it marks the table as not set by hand again. A driver
-/// that orders its queues otherwise has them in turn from then on, as evenly.
+/// Requests the kernel's default table: the device's queues in turn
+/// (`ethtool -X DEV default`). Having no entries, it marks the table as not set by hand
+/// again. With a driver that orders its queues otherwise they are in turn from then on,
+/// as evenly.
 const RESET: [u32; 2] = [SET_INDIRECTION, 0];
 
-/// The table without its last queue; `None`: it is so already.
+/// The table without its last queue; `None` if it is already so.
 ///
 /// # Errors
-/// In words why it must stay.
+/// The reason, in words, why it must stay.
 fn narrowed(table: &[u32], queues: u32) -> Result<Option<Vec<u32>>, &'static str> {
     let Some(last) = queues.checked_sub(1).filter(|&last| last > 0) else {
         return Err("there is one queue");
@@ -96,7 +101,7 @@ fn narrowed(table: &[u32], queues: u32) -> Result<Option<Vec<u32>>, &'static str
     }
     let places = table.len() as u32;
     let usual = |queues: u32| (0..places).map(move |place| place % queues);
-    // As igb and igc set it: each queue's places side by side.
+    // As igb and igc set it: each queue's entries side by side.
     let block = |place: u32| (u64::from(place) * u64::from(queues) / u64::from(places)) as u32;
     let read = table.iter().copied();
     if !read.clone().eq(usual(queues)) && !read.eq((0..places).map(block)) {
@@ -161,7 +166,7 @@ mod tests {
         }
     }
 
-    /// The table of a device, as the kernel answers for it.
+    /// A device's table, in the kernel's answer.
     #[test]
     fn what_is_read_is_what_was_set() {
         let mut device = vec![0, 1, 2, 0, 1, 2];

@@ -1,5 +1,5 @@
-//! What travels in SIOCETHTOOL requests: linux/ethtool.h in Rust, as far as
-//! it is used here. All fields in native order but addresses and ports.
+//! The contents of SIOCETHTOOL requests: the parts of linux/ethtool.h used here, in Rust.
+//! All fields are in native order except addresses and ports.
 
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
 
@@ -7,12 +7,11 @@ use tidewall_sys::ethtool::{
     CHANNELS_BYTES, COALESCE_BYTES, LOCATIONS_AT, RULE_COUNT_AT, RULES_BYTES, VALUE_BYTES,
 };
 
-/// RX_CLS_LOC_SPECIAL: in a rule count's `data`, that the driver chooses
-/// locations itself.
+/// RX_CLS_LOC_SPECIAL, in a rule count's `data`: the driver itself chooses locations.
 pub(super) const LOCATION_SPECIAL: u32 = 0x8000_0000;
-/// RX_CLS_LOC_ANY: the driver is to choose.
+/// RX_CLS_LOC_ANY: the driver chooses.
 pub(super) const LOCATION_ANY: u32 = 0xffff_ffff;
-/// ETH_FLAG_NTUPLE: the feature that lets rules be inserted.
+/// ETH_FLAG_NTUPLE: the feature that permits inserting rules.
 pub(super) const FLAG_NTUPLE: u32 = 1 << 27;
 
 /// TCP_V4_FLOW.
@@ -32,10 +31,10 @@ pub(super) struct Coalesce {
     /// Microseconds.
     pub(super) rx_usecs: u32,
     pub(super) rx_frames: u32,
-    /// Of the interrupt thread and of transmission: handed back as they came.
+    /// For the interrupt thread and transmission: returned unchanged.
     pub(super) before_adaptive: [u32; 7],
     pub(super) adaptive_rx: u32,
-    /// Of transmission and adaptive moderation: handed back as they came.
+    /// For transmission and adaptive moderation: returned unchanged.
     pub(super) after_adaptive: [u32; 12],
 }
 
@@ -62,7 +61,7 @@ pub(super) struct ChannelCounts {
     pub(super) combined: u32,
 }
 
-/// `union ethtool_flow_union`: bytes, since its meaning hangs on the flow type.
+/// `union ethtool_flow_union`: bytes, since its meaning depends on the flow type.
 pub(super) type FlowUnion = [u8; 52];
 
 /// `struct ethtool_rx_flow_spec`.
@@ -88,11 +87,11 @@ pub(super) struct FlowSpec {
 pub(super) struct Rules {
     pub(super) command: u32,
     pub(super) flow_type: u32,
-    /// Places in the rule table, perhaps with [`LOCATION_SPECIAL`].
+    /// Size of the rule table, perhaps with [`LOCATION_SPECIAL`].
     pub(super) data: u64,
     pub(super) spec: FlowSpec,
     pub(super) rule_count: u32,
-    /// Here `rule_locs` begins.
+    /// `rule_locs` begins here.
     pub(super) first_location: u32,
 }
 

@@ -1,18 +1,19 @@
-//! What a real network card lets its host decide: when it interrupts
-//! ([`Coalescing`]), which receive queue a flow lands on ([`Steering`], with
-//! [`Filters`] and [`Channels`]), which queues its hash spreads the others over
-//! ([`Narrowed`]), and which transmit queue a CPU's frames
-//! leave on ([`xps`]). And what it changes by itself when a program is attached
-//! ([`Features`]).
+//! The settings of a real network card that its host controls:
 //!
-//! Everything set here is put back when its value is dropped, and by the
-//! [`Restorer`] when the process dies first: it then sends the device the request
-//! that was registered before the change. The restorer works in the network namespace
-//! in which it was started, so start it in the interface's.
+//! - [`Coalescing`]: when it interrupts
+//! - [`Steering`], with [`Filters`] and [`Channels`]: the receive queue of a flow
+//! - [`Narrowed`]: the queues over which its hash spreads other flows
+//! - [`xps`]: the transmit queue of a CPU's frames
+//! - [`Features`]: what it changes by itself when a program is attached
 //!
-//! Virtual devices refuse most of this (veth, the loopback device). Every
-//! error names the interface and the knob, so that a caller can print it as a
-//! warning and go on with what it has; refusals have the kind `Unsupported`.
+//! Everything set here is restored when its value is dropped. If the process dies first,
+//! the [`Restorer`] sends the device the request that was registered before the change.
+//! The restorer works in the network namespace in which it was started, so start it in
+//! that of the interface.
+//!
+//! Virtual devices refuse most of this (veth, the loopback device). Every error names the
+//! interface and the knob, so that a caller can print it as a warning and continue.
+//! Refusals have the kind `Unsupported`.
 //!
 //! Read first: ethtool(8) `-C`, `-N`, `-K`, `-l`; linux/ethtool.h;
 //! Documentation/networking/scaling.rst in the Linux tree.
@@ -41,8 +42,8 @@ pub use features::Features;
 pub use indirection::Narrowed;
 pub use ntuple::{Filters, NtupleRule, Steering};
 
-/// An interface that requests are sent to. It stays with the network namespace
-/// it was opened in, wherever the thread goes later.
+/// An interface that requests are sent to. It stays with the network namespace in which
+/// it was opened, wherever the thread goes later.
 #[derive(Debug)]
 struct Device {
     socket: OwnedFd,
@@ -60,7 +61,7 @@ impl Device {
         })
     }
 
-    /// Sends a request and puts the answer in its place.
+    /// Sends a request and replaces it with the answer.
     fn call<T: FromBytes + IntoBytes + Immutable>(&self, request: &mut T) -> io::Result<()> {
         self.call_bytes(request.as_mut_bytes())
     }
@@ -69,7 +70,7 @@ impl Device {
         raw::call(self.socket.as_fd(), &self.name, request)
     }
 
-    /// Has the restorer send a request when the process dies.
+    /// Makes the restorer send a request when the process dies.
     fn on_exit(
         &self,
         restorer: &Restorer,
@@ -78,8 +79,8 @@ impl Device {
         restorer.on_exit_request(&self.name, request.as_bytes())
     }
 
-    /// The error that a caller sees: interface, knob, reason, and for a device
-    /// that cannot do it what to do instead.
+    /// The error for the caller: interface, knob, reason, and for a device without
+    /// support the alternative.
     fn refused(&self, knob: &str, instead: &str, error: &io::Error) -> io::Error {
         let interface = &self.interface;
         let (kind, text) = match error.raw_os_error() {
@@ -101,9 +102,9 @@ impl Device {
     }
 }
 
-/// Ends a registered step once this process has tried to undo the change
-/// itself: forgotten when that worked or there is nothing left to undo, else
-/// carried out as it was registered, and if that fails too kept by the restorer.
+/// Finishes a registered step after this process has tried to undo the change itself. It
+/// is forgotten if that worked or nothing is left to undo. Otherwise it is carried out as
+/// registered; if that fails too, the restorer keeps it.
 fn finish_undo(undo: Option<Undo>, undone: &io::Result<()>) {
     let done = match undone {
         Ok(()) => true,

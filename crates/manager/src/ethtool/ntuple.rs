@@ -10,43 +10,45 @@ use tidewall_device::demux::layout::Protocol;
 use tidewall_sys::ethtool::{GET_FLAGS, SET_FLAGS};
 
 const KNOB: &str = "steering flows to receive queues (ntuple rules, ethtool -N)";
-/// What works where no rule can be inserted.
+/// The alternative where no rule can be inserted.
 const INSTEAD: &str = ": frames arrive on the queue that it, or on veth the sender, picks; on \
      veth choose the peer's transmit queue, which is the receive queue here: \
      echo MASK > /sys/class/net/PEER/queues/tx-N/xps_cpus, or set the queue mapping of the \
      sender's packets (tc skbedit queue_mapping N)";
 
-/// What to steer: packets to one port of this host.
+/// The flow to steer: packets to one port of this host.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct NtupleRule {
     /// Transport protocol.
     pub protocol: Protocol,
-    /// Local address; `None`: all of both families; the unspecified address of
-    /// a family: all of that family.
+    /// Local address; `None`: all of both families; the unspecified address of a family:
+    /// all of that family.
     pub address: Option<IpAddr>,
     /// Destination port, 1 to 65535.
     pub port: u16,
 }
 
-/// The device's switch for rules (`ethtool -K … ntuple`), on while this lives.
-/// Switching it off takes all rules away on most devices, so drop it after
-/// every [`Steering`] of the interface.
+/// The device's switch for rules (`ethtool -K … ntuple`), on while this lives. Switching
+/// it off removes all rules on most devices, so drop it after every [`Steering`] of the
+/// interface.
 #[derive(Debug)]
 #[must_use = "dropping it switches the feature back at once"]
 pub struct Filters {
-    /// None where it was on before.
+    /// `None` if it was already on.
     _features: Option<Features>,
 }
 
 impl Filters {
-    /// Switches the feature on where it is off. It goes off again when this is
+    /// Switches the feature on if it is off. It is switched off again when this is
     /// dropped or the process dies.
     ///
     /// # Errors
-    /// `Unsupported`, with what to do instead, where the device has no such
-    /// feature (veth, the loopback device); `PermissionDenied` without
-    /// CAP_NET_ADMIN; `NotFound`; `InvalidInput` for what cannot be an
-    /// interface name; what registering with the restorer reports.
+    /// - `Unsupported`, with the alternative: the device has no such feature (veth, the
+    ///   loopback device)
+    /// - `PermissionDenied`: without CAP_NET_ADMIN
+    /// - `NotFound`
+    /// - `InvalidInput`: what cannot be an interface name
+    /// - what registering with the restorer reports
     pub fn enable(restorer: &Restorer, interface: &str) -> io::Result<Filters> {
         let device = Device::open(interface)?;
         let refused = |error| device.refused(KNOB, INSTEAD, &error);
@@ -83,14 +85,13 @@ impl Device {
     }
 }
 
-/// A flow sent to one receive queue by the device, until this is dropped or
-/// the process dies.
+/// A flow that the device steers to one receive queue, until this is dropped or the
+/// process dies.
 ///
-/// A rule moves only its own flow. The others stay spread over all queues,
-/// this one too, by the device's hash; to keep them off a queue that a class
-/// is to have for itself, shrink the hash's share (`ethtool -X IF equal N`).
-/// Fragments after the first have no port and are spread with the others; so
-/// is the first on most devices.
+/// A rule moves only its own flow. The device's hash still spreads the others over all
+/// queues, including this one. To reserve a queue for a class, shrink the hash's share
+/// (`ethtool -X IF equal N`). Fragments after the first have no port and are spread with
+/// the others; so is the first on most devices.
 #[derive(Debug)]
 #[must_use = "dropping it removes the rules at once"]
 pub struct Steering {
@@ -109,20 +110,24 @@ struct Rule {
 }
 
 impl Steering {
-    /// Steers `flow` to receive queue `queue` of `interface`. Have [`Filters`]
-    /// enabled first. Without an address it takes two rules; where the device
-    /// knows none for IPv6, the one for IPv4 is kept and
-    /// [`Steering::warnings`] says so.
+    /// Steers `flow` to receive queue `queue` of `interface`. [`Filters`] must be enabled
+    /// first. Without an address it takes two rules. If the device does not support them
+    /// for IPv6, the one for IPv4 is kept and [`Steering::warnings`] reports it.
     ///
-    /// Where the driver chooses the place of a rule, it can be registered with
-    /// the restorer only once it is there: a crash in between leaves it.
+    /// If the driver chooses the location of a rule, the rule can be registered with the
+    /// restorer only once it exists. A crash in between leaves it.
     ///
     /// # Errors
-    /// `Unsupported`, with what to do instead, where the device cannot steer
-    /// (veth, the loopback device); `InvalidInput` for port 0, a queue that is
-    /// not there, or what cannot be an interface name; `StorageFull` for a
-    /// full rule table; `PermissionDenied` without CAP_NET_ADMIN; `NotFound`;
-    /// what registering with the restorer reports. Nothing is left behind.
+    /// Nothing is left behind.
+    ///
+    /// - `Unsupported`, with the alternative: the device cannot steer (veth, the loopback
+    ///   device)
+    /// - `InvalidInput`: port 0, a queue that does not exist, or what cannot be an
+    ///   interface name
+    /// - `StorageFull`: a full rule table
+    /// - `PermissionDenied`: without CAP_NET_ADMIN
+    /// - `NotFound`
+    /// - what registering with the restorer reports
     pub fn add(
         restorer: &Restorer,
         interface: &str,
@@ -134,7 +139,7 @@ impl Steering {
             return invalid(format!("{interface}: port 0 cannot be steered"));
         }
         let device = Device::open(interface)?;
-        // A driver that does not report will refuse the queue itself.
+        // A driver without this report will itself refuse the queue.
         if let Ok(channels) = Channels::of(&device)
             && queue >= channels.receive()
         {
@@ -184,7 +189,7 @@ impl Steering {
         let undo = match before.map_or_else(|| registered(location), Ok) {
             Ok(undo) => undo,
             Err(error) => {
-                // It must not stay where nobody would remove it.
+                // It must not stay where nothing would remove it.
                 let _ = rules::delete(&mut call, location);
                 return Err(error);
             }
@@ -193,13 +198,13 @@ impl Steering {
         Ok(())
     }
 
-    /// Where the rules are in the device's table (`ethtool -n`).
+    /// Locations of the rules in the device's table (`ethtool -n`).
     pub fn locations(&self) -> impl Iterator<Item = u32> {
         self.rules.iter().map(|rule| rule.location)
     }
 
-    /// What the user should know although everything goes on, in words: that
-    /// IPv6 is not steered, that a crash could not be undone.
+    /// Warnings for the user, in words: that IPv6 is not steered, that a crash could not
+    /// be undone.
     pub fn warnings(&self) -> &[String] {
         &self.warnings
     }
@@ -214,7 +219,7 @@ impl Drop for Steering {
         while let Some(rule) = self.rules.pop() {
             let mut call = |request: &mut [u8]| device.call_bytes(request);
             let undone = match rules::delete(&mut call, rule.location) {
-                // Somebody removed it already.
+                // Another process has already removed it.
                 Err(error) if error.raw_os_error() == Some(libc::ENOENT) => Ok(()),
                 undone => undone,
             };
@@ -223,15 +228,15 @@ impl Drop for Steering {
     }
 }
 
-/// The error for a rule that the device did not take.
+/// The error for a rule that the device refused.
 fn refused(device: &Device, error: &io::Error) -> io::Error {
     let refused = device.refused(KNOB, INSTEAD, error);
     if error.raw_os_error() == Some(libc::ENODEV) {
         return refused;
     }
     match device.flags() {
-        // Some drivers say "not supported" for "switched off"; the flag alone
-        // does not report whether this one could be switched on.
+        // Some drivers report "not supported" for "switched off"; the flag alone does not
+        // show whether this one could be switched on.
         Ok(flags) if flags & FLAG_NTUPLE == 0 => {
             let interface = &device.interface;
             io::Error::new(

@@ -1,7 +1,7 @@
-//! The rule table of a device: encoding a flow, finding a place, inserting.
+//! The rule table of a device: encoding a flow, finding a location, inserting.
 //!
-//! Everything here speaks through a `call` that carries one request out, so
-//! that the table of a device can be played by a test.
+//! Everything here uses a `call` that carries out one request, so that a test can play a
+//! device's table.
 
 use std::io;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
@@ -20,9 +20,9 @@ use tidewall_sys::ethtool::{
 /// Carries out one request, whose answer replaces it.
 pub(super) type Call<'a> = dyn FnMut(&mut [u8]) -> io::Result<()> + 'a;
 
-/// How often the table is read again because others changed it meanwhile.
+/// How often the table is reread because it changed meanwhile.
 const ATTEMPTS: u32 = 3;
-/// More rules than a device is believed to have: 4 MiB of answer.
+/// An upper bound on plausible rules of a device: 4 MiB of answer.
 const MOST_RULES: u32 = 1 << 20;
 
 /// `struct ethtool_tcpip4_spec`: destination address and port.
@@ -32,8 +32,8 @@ const V4_PORT: std::ops::Range<usize> = 10..12;
 const V6_ADDRESS: std::ops::Range<usize> = 16..32;
 const V6_PORT: std::ops::Range<usize> = 34..36;
 
-/// A rule that sends `protocol` for this address and port to `queue`; the
-/// unspecified address stands for all of its family.
+/// A rule that steers `protocol` for this address and port to `queue`; the unspecified
+/// address stands for all of its family.
 pub(super) fn encode(protocol: Protocol, address: IpAddr, port: u16, queue: u32) -> FlowSpec {
     let mut spec = FlowSpec::new_zeroed();
     spec.ring_cookie = u64::from(queue);
@@ -83,7 +83,7 @@ fn require(
     }
 }
 
-/// The address families a rule is needed for.
+/// The address families that need a rule.
 pub(super) fn families(address: Option<IpAddr>) -> Vec<IpAddr> {
     match address {
         // A v4 address in v6 form arrives in v4 packets.
@@ -95,9 +95,8 @@ pub(super) fn families(address: Option<IpAddr>) -> Vec<IpAddr> {
     }
 }
 
-/// Where the next rule goes: the lowest free place, which is also the one
-/// that wins over rules behind it, or [`LOCATION_ANY`] where the driver
-/// chooses.
+/// Location of the next rule: the lowest free one, which also takes precedence over rules
+/// after it, or [`LOCATION_ANY`] where the driver chooses.
 ///
 /// # Errors
 /// ENOSPC for a full table; what the device reports.
@@ -115,7 +114,7 @@ pub(super) fn free_location(call: &mut Call<'_>) -> io::Result<u32> {
                 return lowest_free(&used, size)
                     .ok_or_else(|| io::Error::from_raw_os_error(libc::ENOSPC));
             }
-            // There are more rules than there were at the count.
+            // There are more rules now than were counted.
             Err(error) if error.raw_os_error() == Some(libc::EMSGSIZE) && attempt < ATTEMPTS => {
                 attempt += 1;
             }
@@ -124,7 +123,7 @@ pub(super) fn free_location(call: &mut Call<'_>) -> io::Result<u32> {
     }
 }
 
-/// Places in use, in the driver's order, and how many places there are.
+/// Used locations, in the driver's order, and the total number of locations.
 fn all_locations(call: &mut Call<'_>, count: u32) -> io::Result<(Vec<u32>, u32)> {
     let mut header = request(GET_ALL_RULES);
     header.rule_count = count;
@@ -159,7 +158,7 @@ fn lowest_free(used: &[u32], size: u32) -> Option<u32> {
     (free < size).then_some(free)
 }
 
-/// Inserts a rule and returns where it is.
+/// Inserts a rule and returns its location.
 pub(super) fn insert(call: &mut Call<'_>, spec: &FlowSpec, location: u32) -> io::Result<u32> {
     let mut rule = request(INSERT_RULE);
     rule.spec = *spec;
@@ -168,7 +167,7 @@ pub(super) fn insert(call: &mut Call<'_>, spec: &FlowSpec, location: u32) -> io:
     Ok(rule.spec.location)
 }
 
-/// Removes the rule at a place.
+/// Removes the rule at a location.
 pub(super) fn delete(call: &mut Call<'_>, location: u32) -> io::Result<()> {
     call(deletion(location).as_mut_bytes())
 }

@@ -72,7 +72,7 @@ fn the_lowest_free_place_is_found() {
     assert_eq!(lowest_free(&[0, 1, 2], 8), Some(3));
     assert_eq!(lowest_free(&[0, 2, 3], 8), Some(1));
     assert_eq!(lowest_free(&[1, 7], 8), Some(0));
-    // A driver that lists a place twice.
+    // A driver that lists a location twice.
     assert_eq!(lowest_free(&[0, 0, 1, 1], 8), Some(2));
     assert_eq!(lowest_free(&[0, 1, 2], 3), None);
     assert_eq!(lowest_free(&[], 0), None);
@@ -84,7 +84,7 @@ struct Table {
     size: u32,
     used: Vec<u32>,
     driver_chooses: bool,
-    /// Rules that others insert between a count and the next list.
+    /// Rules that other processes insert between a count and the next list.
     late: Vec<u32>,
     calls: u32,
 }
@@ -174,7 +174,7 @@ fn a_driver_that_chooses_is_asked_to_and_believed() {
     let mut table = Table::new(64, &[0]);
     table.driver_chooses = true;
     assert_eq!(table.add().unwrap(), 42);
-    // Count and insertion: its list was not needed.
+    // Count and insertion: the list was not needed.
     assert_eq!(table.calls, 2);
 }
 

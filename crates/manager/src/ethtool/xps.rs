@@ -1,13 +1,13 @@
-//! Which transmit queue a CPU's frames leave on (XPS, `xps_cpus`).
+//! Selects the transmit queue of a CPU's frames (XPS, `xps_cpus`).
 //!
-//! It concerns what the kernel sends. A frame sent through an AF_XDP socket
-//! leaves on the queue the socket is bound to, whatever is set here.
+//! It affects frames that the kernel sends. A frame sent through an AF_XDP socket leaves
+//! on the queue that the socket is bound to, whatever is set here.
 //!
-//! On a veth pair it is also how flows are steered: a frame that the peer puts
-//! on its transmit queue N arrives here on receive queue N. So give the peer's
-//! transmit queue N the CPUs that the sender of class N runs on. Where there
-//! are fewer receive queues than that, the frame goes round the device's poll
-//! and with it round XDP; a veth that has a program attached rules this out.
+//! On a veth pair it also steers flows: a frame that the peer puts on its transmit queue
+//! N arrives here on receive queue N. So assign the peer's transmit queue N the CPUs that
+//! the sender of class N runs on. If there are fewer receive queues than that, the frame
+//! bypasses the device's poll and with it XDP; a veth with an attached program rules this
+//! out.
 
 use std::fmt::Write;
 use std::io;
@@ -15,23 +15,24 @@ use std::io;
 use super::name_bytes;
 use crate::restore::{Knob, Restorer};
 
-/// More CPUs than Linux can be built for (CONFIG_NR_CPUS).
+/// An upper bound on the CPUs that Linux can be built for (CONFIG_NR_CPUS).
 const CPUS: u32 = 8192;
 
-/// Lets only frames sent from `cpus` leave on transmit queue `queue` of
-/// `interface` (a CPU on no queue's list picks by flow). An empty list takes
-/// the queue out of use for those choices. The old list comes back when the
-/// knob is dropped or the process dies.
+/// Restricts transmit queue `queue` of `interface` to frames sent from `cpus` (a CPU on
+/// no queue's list picks by flow). An empty list takes the queue out of use for those
+/// choices. The old list is restored when the knob is dropped or the process dies.
 ///
-/// Works on the interfaces that `/sys` shows, those of the network namespace
-/// that it was mounted in.
+/// Works on the interfaces that `/sys` shows, those of the network namespace that it was
+/// mounted in.
 ///
 /// # Errors
-/// `InvalidInput`: no interface name, or a CPU number of 8192 or more. What
-/// reading or writing the file reports, naming it: `NotFound` for no such
-/// interface or queue, or an interface with a single transmit queue, which has
-/// no choice to make; `PermissionDenied` without CAP_NET_ADMIN; EOVERFLOW for
-/// a CPU that this machine cannot have.
+/// `InvalidInput`: no interface name, or a CPU number of 8192 or more. Otherwise what
+/// reading or writing the file reports, naming it:
+///
+/// - `NotFound`: no such interface or queue, or an interface with a single transmit
+///   queue, which has no choice to make
+/// - `PermissionDenied`: without CAP_NET_ADMIN
+/// - EOVERFLOW: a CPU that this machine cannot have
 pub fn set(restorer: &Restorer, interface: &str, queue: u32, cpus: &[u32]) -> io::Result<Knob> {
     name_bytes(interface)?;
     let mask = mask(cpus)?;
@@ -47,7 +48,7 @@ pub fn set(restorer: &Restorer, interface: &str, queue: u32, cpus: &[u32]) -> io
     })
 }
 
-/// CPUs as the kernel reads them: hexadecimal words of 32, highest first.
+/// CPUs in the kernel's format: hexadecimal words of 32, highest first.
 fn mask(cpus: &[u32]) -> io::Result<String> {
     if let Some(cpu) = cpus.iter().find(|&&cpu| cpu >= CPUS) {
         return Err(io::Error::new(

@@ -1,5 +1,5 @@
-//! The bodies of messages: integers and bytes, of which every pattern is one. What they
-//! mean is checked by who acts on them.
+//! The bodies of messages: integers and bytes, for which every pattern is valid. The code
+//! that acts on them checks their meaning.
 
 use std::io;
 
@@ -7,13 +7,13 @@ use tidewall_device::afxdp::{Shape, TRANSMIT_RING};
 use tidewall_device::demux::layout::COUNTERS;
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
 
-/// Bytes of a name of an interface or of a driver, closed by a zero where it is shorter.
+/// Bytes of an interface's or a driver's name, terminated by a zero if it is shorter.
 pub const NAME_BYTES: usize = 32;
 /// Bytes of an [`Input`].
 pub const INPUT_BYTES: usize = 240;
 /// Bytes of a [`Failure`]'s text.
 pub const TEXT_BYTES: usize = 240;
-/// Ports of a block: what a lease is of, from a multiple of this on.
+/// Ports of a block, the unit of a lease, which begins at a multiple of this.
 pub const BLOCK_PORTS: u16 = 256;
 
 /// One bit for each block of ports; block 0 is the lowest bit of the first word.
@@ -41,17 +41,17 @@ bodies! {
     Join {
         /// Queues wanted; 0: all.
         queues: u32,
-        /// Frames of memory a queue; 0: as the manager likes.
+        /// Frames of memory per queue; 0: the manager chooses.
         frames: u32,
-        /// Places of each receive ring; 0: as the manager likes.
+        /// Entries of each receive ring; 0: the manager chooses.
         receive_ring: u32,
         /// [`JOIN_WITHOUT_QUEUES`] and [`JOIN_PRIVATE`].
         flags: u32,
     }
 
-    /// Who joined before.
+    /// An application that joined before.
     Present {
-        /// Of [`Joined`].
+        /// The token in [`Joined`].
         token: [u8; 16],
     }
 
@@ -67,7 +67,7 @@ bodies! {
         pad: u8,
     }
 
-    /// A socket of the kernel's that holds a port.
+    /// A kernel socket that holds a port.
     Holder {
         /// Its SO_COOKIE.
         cookie: u64,
@@ -85,7 +85,7 @@ bodies! {
     Block {
         /// The first.
         first: u16,
-        /// How many.
+        /// The number of ports.
         count: u16,
         /// 6 or 17.
         protocol: u8,
@@ -95,27 +95,27 @@ bodies! {
 
     /// When a queue may interrupt.
     Moderation {
-        /// Of the device.
+        /// Number on the device.
         queue: u32,
         /// One of [`MODERATION_ENABLED`] and those after it.
         mode: u32,
-        /// Nanoseconds, of [`MODERATION_DEFER`].
+        /// Nanoseconds, for [`MODERATION_DEFER`].
         interval: u64,
     }
 
     /// A NAPI probe (docs/architecture.md).
     Probe {
-        /// Of the device.
+        /// Number on the device.
         queue: u32,
-        /// Of the helper socket; 0: no probe.
+        /// Port of the helper socket; 0: no probe.
         port: u16,
-        /// By which the helper knows it.
+        /// Source port, by which the helper recognises it.
         source: u16,
     }
 
     /// A queue.
     QueueNumber {
-        /// Of the device.
+        /// Number on the device.
         queue: u32,
     }
 
@@ -133,46 +133,48 @@ bodies! {
         address: [u8; 16],
     }
 
-    /// Why something is not done.
+    /// The reason why a request was not carried out.
     Failure {
-        /// As the system call of a socket would set it.
+        /// The errno of the corresponding socket call.
         errno: i32,
-        /// What to do about it: UTF-8, closed by a zero where it is shorter.
+        /// The remedy: UTF-8, terminated by a zero if it is shorter.
         text: [u8; TEXT_BYTES],
     }
 
     /// An application and its device.
     Joined {
-        /// By which it can present itself to a later run of the manager.
+        /// The token by which it can present itself to a later run of the manager.
         token: [u8; 16],
-        /// Key of the application's flow table, and of no other; zero where it presents itself.
+        /// Key of the application's flow table, and of no other; zero if it presents
+        /// itself.
         hash_key: [u64; 2],
         /// Blocks leased so far, of UDP and of TCP.
         leases: [Blocks; 2],
-        /// Of the interface.
+        /// Name of the interface.
         name: [u8; NAME_BYTES],
-        /// Of its driver.
+        /// Name of its driver.
         driver: [u8; NAME_BYTES],
-        /// In the driver program's tables.
+        /// Its number in the driver program's tables.
         application: u32,
-        /// User id: who shares quotas.
+        /// User id: applications of one share quotas.
         domain: u32,
-        /// As many [`Queue`] messages follow.
+        /// This many [`Queue`] messages follow.
         queues: u32,
-        /// Of the interface.
+        /// Index of the interface.
         index: u32,
         /// Bytes.
         mtu: u32,
-        /// Of the interface, all of them; 0: not known.
+        /// Transmit queues of the interface, all of them; 0: not known.
         transmit_queues: u32,
         /// Link address.
         mac: [u8; 6],
         /// 1: the driver program runs in the driver; 2: generically.
         mode: u8,
-        /// 1: frames may come with checksums that their sender left to its device.
+        /// 1: frames may arrive with checksums that their sender left to its device.
         checksum_offload_possible: u8,
-        /// 1: private mode: the queues are on virtual pairs, and only what the application
-        /// may send leaves; who polls the device [`Polling`] says. 0: direct mode.
+        /// 1: private mode. The queues are on virtual pairs, and only frames that the
+        /// application may send leave; [`Polling`] reports who polls the device. 0:
+        /// direct mode.
         private: u8,
         /// Zero.
         pad: [u8; 7],
@@ -180,29 +182,29 @@ bodies! {
 
     /// A queue of an application.
     Queue {
-        /// Of the device.
+        /// Number on the device.
         number: u32,
         /// In its memory.
         frames: u32,
-        /// Bytes of a frame's place.
+        /// Bytes reserved for a frame.
         frame_size: u32,
-        /// Places of the receive ring.
+        /// Entries of the receive ring.
         receive_ring: u32,
-        /// Places of the transmit ring, and of the completion ring.
+        /// Entries of the transmit ring, and of the completion ring.
         transmit_ring: u32,
-        /// Places of the fill ring.
+        /// Entries of the fill ring.
         fill_ring: u32,
         /// 1: the driver moves frames without copying.
         zero_copy: u8,
         /// 1: frames may have transmit metadata.
         transmit_metadata: u8,
-        /// 1: behind socket and memory there is a second socket, for frames that may wait.
+        /// 1: after socket and memory there is a second socket, for frames that may wait.
         waiting: u8,
-        /// Helper sockets behind those.
+        /// Number of helper sockets after those.
         helpers: u8,
     }
 
-    /// What a NAPI probe was.
+    /// The original fields of a NAPI probe.
     Probed {
         /// 1: the driver has made it.
         found: u8,
@@ -210,39 +212,39 @@ bodies! {
         segment: u8,
         /// Its sender's link address.
         neighbour: [u8; 6],
-        /// That it was sent to.
+        /// The port that it was sent to.
         port: u16,
-        /// That it came from.
+        /// The port that it came from.
         source: u16,
-        /// Of a segment.
+        /// Sequence number of a segment.
         sequence: u32,
     }
 
-    /// Who polls the device of a private application.
+    /// The party that polls a private application's device.
     Polling {
-        /// 1: the application; 0: a thread of the kernel's.
+        /// 1: the application; 0: a kernel thread.
         lent: u32,
     }
 
     /// An application's number.
     ApplicationNumber {
-        /// In the driver program's tables.
+        /// Its number in the driver program's tables.
         application: u32,
     }
 
-    /// An application, as its user and user 0 may know it.
+    /// An application, as its user and user 0 may see it.
     Status {
-        /// In the driver program's tables.
+        /// Its number in the driver program's tables.
         application: u32,
         /// User id.
         domain: u32,
-        /// Process id, as it was when it joined; 0 in another PID namespace.
+        /// Process id when it joined; 0 in another PID namespace.
         process: u32,
         /// One of [`STATUS_LIVE`] and those after it.
         state: u32,
         /// Queues that it has.
         queues: u32,
-        /// Ports that it owns, those of leases aside.
+        /// Ports that it owns, not counting leased ones.
         ports: u32,
         /// Sockets that hold them.
         holders: u32,
@@ -252,60 +254,60 @@ bodies! {
         weight: u32,
         /// Zero.
         reserved: u32,
-        /// Time of the kernel thread that polls the device for several applications, ns: the
-        /// part that its frames took.
+        /// Time of the kernel thread that polls the device for several applications, ns:
+        /// the share that its frames took.
         charged: u64,
     }
 
-    /// What the driver program counts on a queue, since it was loaded.
+    /// The driver program's counters of a queue, since it was loaded.
     QueueCounters {
-        /// Of the device.
+        /// Number on the device.
         queue: u32,
-        /// How many queues the device has.
+        /// Number of queues of the device.
         queues: u32,
-        /// By [`tidewall_device::demux::layout::Counter`].
+        /// Indexed by [`tidewall_device::demux::layout::Counter`].
         counters: [u64; COUNTERS],
     }
 
-    /// What a manager counts, since it began.
+    /// A manager's counters, since it started.
     Counters {
-        /// Applications that live.
+        /// Live applications.
         applications: u64,
-        /// Connections of clients that live.
+        /// Live client connections.
         clients: u64,
-        /// Ports owned now, those of leases aside.
+        /// Ports owned now, not counting leased ones.
         ports: u64,
         /// Blocks leased now.
         blocks: u64,
         /// Applications that joined.
         joined: u64,
-        /// That presented themselves after a restart.
+        /// Applications that presented themselves after a restart.
         presented: u64,
-        /// That were cleared away.
+        /// Applications that were cleared.
         cleared: u64,
         /// Requests refused.
         refused: u64,
-        /// Messages that were none.
+        /// Malformed messages.
         malformed: u64,
-        /// Changes of the device that failed and were tried again.
+        /// Changes of the device that failed and were retried.
         retried: u64,
         /// Circuits that applications have now.
         circuits: u64,
-        /// Calls now, those that are being released included; a local one counts once.
+        /// Calls now, including those being released; a local one counts once.
         calls: u64,
     }
 }
 
-/// Of [`Status`]: its client is connected.
+/// In [`Status`]: its client is connected.
 pub const STATUS_LIVE: u32 = 1;
-/// An earlier run's, which has not presented itself yet.
+/// From an earlier run, and not presented yet.
 pub const STATUS_AWAITED: u32 = 2;
-/// It is being cleared away.
+/// It is being cleared.
 pub const STATUS_CLEARING: u32 = 3;
 
-/// Of [`Join`]: to have ports and no queues. Frames of these ports go to the kernel.
+/// In [`Join`]: request ports without queues. Frames of these ports go to the kernel.
 pub const JOIN_WITHOUT_QUEUES: u32 = 1;
-/// Of [`Join`]: to be in private mode, also as a user that is trusted.
+/// In [`Join`]: request private mode, even as a trusted user.
 pub const JOIN_PRIVATE: u32 = 2;
 
 /// The device interrupts with each frame.
@@ -314,10 +316,10 @@ pub const MODERATION_ENABLED: u32 = 0;
 pub const MODERATION_DEFER: u32 = 1;
 /// The application polls.
 pub const MODERATION_BUSY_POLL: u32 = 2;
-/// As the device was before.
+/// The device's original setting.
 pub const MODERATION_NONE: u32 = 3;
 
-/// Text in an array, cut where it does not fit.
+/// Text in an array, truncated if it does not fit.
 pub fn text<const N: usize>(text: &str) -> [u8; N] {
     let mut bytes = [0; N];
     let mut end = text.len().min(N);
@@ -368,7 +370,7 @@ impl Queue {
 }
 
 impl Failure {
-    /// From an errno and what to do about it.
+    /// A failure from an errno and its remedy.
     pub fn new(errno: i32, cure: &str) -> Self {
         Failure {
             errno,
@@ -386,17 +388,17 @@ impl From<&Failure> for io::Error {
     }
 }
 
-/// What a manager has refused, within an [`io::Error`].
+/// A manager's refusal, within an [`io::Error`].
 #[derive(Debug, thiserror::Error)]
 #[error("{text}")]
 pub struct Refused {
-    /// As the system call of a socket would set it.
+    /// The errno of the corresponding socket call.
     pub errno: i32,
     text: String,
 }
 
 impl Refused {
-    /// The errno of an error, where it is a manager's refusal.
+    /// The errno of an error, if it is a manager's refusal.
     pub fn errno(error: &io::Error) -> Option<i32> {
         let refused: &Refused = error.get_ref()?.downcast_ref()?;
         Some(refused.errno)

@@ -1,4 +1,4 @@
-//! Bodies of messages about virtual circuits, and what they mean to `tidewall_atm`.
+//! Bodies of messages about virtual circuits, and their meaning to `tidewall_atm`.
 
 use tidewall_atm::calls::{CircuitOptions, Rates, Sap};
 use tidewall_atm::signalling::CallId;
@@ -9,11 +9,11 @@ use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
 use super::body::bodies;
 
 bodies! {
-    /// A number, and who takes calls there.
+    /// A number, and the service access point there.
     AtmSap {
         /// The number.
         number: [u8; 20],
-        /// Bytes of high and low layer information that are said; 0: none.
+        /// Bytes of high and low layer information; 0: none.
         lengths: [u8; 2],
         /// High layer information.
         high_layer: [u8; 9],
@@ -21,15 +21,15 @@ bodies! {
         low_layer: [u8; 13],
     }
 
-    /// What a circuit carries.
+    /// The traffic of a circuit.
     AtmCarried {
         /// Bytes of the longest payload sent.
         send_max: u32,
         /// Bytes of the longest payload received.
         receive_max: u32,
-        /// Constant rate of what is sent, in cells a second; both 0: none.
+        /// Constant sending rate, in cells per second; both 0: none.
         send_rate: u32,
-        /// Of what is received.
+        /// Constant receiving rate.
         receive_rate: u32,
     }
 
@@ -41,7 +41,7 @@ bodies! {
         vci: u16,
     }
 
-    /// Where the application's circuits lead.
+    /// The destination of the application's circuits.
     AtmAttached {
         /// The system's number.
         number: [u8; 20],
@@ -49,51 +49,51 @@ bodies! {
         next_hop: [u8; 16],
     }
 
-    /// To take calls.
+    /// A request to accept calls.
     AtmListen {
-        /// Names the listener; the application chooses.
+        /// Names the listener; chosen by the application.
         listener: u32,
         /// Calls that may wait.
         backlog: u32,
-        /// What its circuits carry.
+        /// The traffic of its circuits.
         carried: AtmCarried,
-        /// Where.
+        /// Its address.
         sap: AtmSap,
     }
 
     /// A listener.
     ListenerNumber {
-        /// As the application named it.
+        /// The application's number for it.
         listener: u32,
     }
 
     /// A call.
     CallNumber {
-        /// As the application named it.
+        /// The application's number for it.
         call: u32,
     }
 
-    /// To call.
+    /// A request to place a call.
     AtmCall {
-        /// Names the call; the application chooses.
+        /// Names the call; chosen by the application.
         call: u32,
-        /// What the circuit carries.
+        /// The traffic of the circuit.
         carried: AtmCarried,
-        /// Whom.
+        /// The called address.
         to: AtmSap,
-        /// Who calls; zeros: the system's number.
+        /// The calling number; zeros: the system's number.
         from: [u8; 20],
     }
 
-    /// To take a call that waits.
+    /// A request to accept or reject a waiting call.
     AtmAccept {
-        /// For whom it waits.
+        /// The listener for which it waits.
         listener: u32,
         /// Names the call from now on.
         call: u32,
-        /// As the manager names it.
+        /// The manager's name for it.
         reference: AtmReference,
-        /// Why it is refused, of Q.2610; 0: it is taken.
+        /// Cause of a rejection, from Q.2610; 0: it is accepted.
         cause: u8,
         /// Zero.
         pad: [u8; 3],
@@ -101,15 +101,15 @@ bodies! {
 
     /// The end of a call.
     AtmRelease {
-        /// As the application named it.
+        /// The application's number for it.
         call: u32,
-        /// Of Q.2610.
+        /// From Q.2610.
         cause: u8,
         /// Zero.
         pad: [u8; 3],
     }
 
-    /// A call as the manager names it.
+    /// The manager's name for a call.
     AtmReference {
         /// The call reference's value.
         value: u32,
@@ -121,7 +121,7 @@ bodies! {
         known: u8,
         /// Zero.
         pad: u8,
-        /// The circuit, of a call that is not local.
+        /// The circuit, for a call that is not local.
         circuit: CircuitNumber,
     }
 
@@ -131,11 +131,11 @@ bodies! {
         listener: u32,
         /// The call.
         reference: AtmReference,
-        /// What both ends agree on.
+        /// The traffic that both ends agreed on.
         carried: AtmCarried,
-        /// The number that was called.
+        /// The called number.
         local: [u8; 20],
-        /// Who called; zeros: not said.
+        /// The calling number; zeros: not given.
         peer: [u8; 20],
     }
 
@@ -149,45 +149,46 @@ bodies! {
 
     /// A call that has ended.
     AtmEnded {
-        /// As the application named it.
+        /// The application's number for it.
         call: u32,
-        /// Why the manager did not begin it; 0: it did, and the cause says why it ended.
+        /// The reason why the manager did not place it; 0: it did, and the cause is the
+        /// reason for its end.
         errno: i32,
-        /// Of Q.2610.
+        /// From Q.2610.
         cause: u8,
         /// Zero.
         pad: [u8; 3],
     }
 
-    /// A call that is active, of an application that has presented itself.
+    /// An active call of an application that has presented itself.
     AtmPresent {
-        /// As the application names it.
+        /// The application's number for it.
         call: u32,
-        /// As an earlier run named it.
+        /// An earlier run's name for it.
         reference: AtmReference,
     }
 
     /// The circuit of a call.
     AtmCircuit {
-        /// As the application named it.
+        /// The application's number for it.
         call: u32,
-        /// Is to be opened.
+        /// The circuit to be opened.
         circuit: CircuitNumber,
     }
 
     /// A call is answered, or its caller has acknowledged that.
     AtmConnected {
-        /// As the application named it.
+        /// The application's number for it.
         call: u32,
-        /// Bytes of the longest payload that the called end takes.
+        /// Bytes of the longest payload that the called end accepts.
         longest: u32,
-        /// As the manager names it.
+        /// The manager's name for it.
         reference: AtmReference,
     }
 }
 
 impl AtmSap {
-    /// As a message has it.
+    /// Converts to the message's form.
     pub fn of(sap: &Sap) -> Self {
         let (high, low) = (sap.high_layer, sap.low_layer);
         let high = high.as_ref().map_or(&[][..], Opaque::as_bytes);
@@ -200,7 +201,7 @@ impl AtmSap {
         }
     }
 
-    /// What it means; `None` for lengths out of range.
+    /// Converts from the message's form; `None` for lengths out of range.
     pub fn sap(&self) -> Option<Sap> {
         let [high, low] = self.lengths.map(usize::from);
         Some(Sap {
@@ -219,7 +220,7 @@ fn filled<const N: usize>(bytes: &[u8]) -> [u8; N] {
     array
 }
 
-/// `Some(None)` for nothing.
+/// `Some(None)` if it is absent.
 fn said<const N: usize>(bytes: &[u8]) -> Option<Option<Opaque<N>>> {
     match bytes.is_empty() {
         true => Some(None),
@@ -228,7 +229,7 @@ fn said<const N: usize>(bytes: &[u8]) -> Option<Option<Opaque<N>>> {
 }
 
 impl AtmCarried {
-    /// As a message has it.
+    /// Converts to the message's form.
     pub fn of(options: &CircuitOptions) -> Self {
         let number = |bytes: usize| u32::try_from(bytes).unwrap_or(u32::MAX);
         AtmCarried {
@@ -239,7 +240,7 @@ impl AtmCarried {
         }
     }
 
-    /// What it means; `None` for what is out of range.
+    /// Converts from the message's form; `None` for values out of range.
     pub fn options(&self) -> Option<CircuitOptions> {
         let (send, receive) = (self.send_rate, self.receive_rate);
         let options = CircuitOptions {
@@ -252,7 +253,7 @@ impl AtmCarried {
 }
 
 impl CircuitNumber {
-    /// As a message has it.
+    /// Converts to the message's form.
     pub fn of(circuit: Circuit) -> Self {
         let Circuit { vpi, vci } = circuit;
         CircuitNumber { vpi, vci }
@@ -266,7 +267,7 @@ impl CircuitNumber {
 }
 
 impl AtmReference {
-    /// A call of the link, or of two applications of one manager.
+    /// A call of the link, or between two applications of one manager.
     pub fn of(id: CallId, circuit: Option<Circuit>, local: bool) -> Self {
         AtmReference {
             value: id.value,
@@ -286,7 +287,7 @@ impl AtmReference {
         }
     }
 
-    /// Its circuit, once that is known.
+    /// Its circuit, once known.
     pub fn circuit(&self) -> Option<Circuit> {
         (self.known != 0).then(|| self.circuit.circuit())
     }

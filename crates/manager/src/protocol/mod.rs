@@ -1,9 +1,9 @@
 //! The messages between a manager and its applications (docs/manager.md).
 //!
-//! Lives here: their layout, and nothing that sends or understands them. Both ends are
-//! on one machine, so numbers are in its byte order. A message is [`MESSAGE_BYTES`] long,
-//! one to a packet of a SOCK_SEQPACKET socket; descriptors travel beside it (SCM_RIGHTS,
-//! unix(7)). Whatever can be parsed is emitted again as the same bytes.
+//! Lives here: their layout, and nothing that sends or interprets them. Both ends are on
+//! one machine, so numbers are in its byte order. A message is [`MESSAGE_BYTES`] long,
+//! one per packet of a SOCK_SEQPACKET socket; descriptors travel beside it (SCM_RIGHTS,
+//! unix(7)). Every message that can be parsed is emitted again as the same bytes.
 
 mod body;
 mod circuits;
@@ -20,42 +20,42 @@ pub use circuits::*;
 pub const VERSION: u16 = 3;
 /// Bytes of a message.
 pub const MESSAGE_BYTES: usize = 256;
-/// Most descriptors beside a message.
+/// Maximum number of descriptors beside a message.
 pub const DESCRIPTORS: usize = 16;
 
 /// Bytes of a message after its header.
 const BODY_BYTES: usize = MESSAGE_BYTES - size_of::<Header>();
 
-/// What each message of any version begins with.
+/// The start of each message of any version.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, FromBytes, IntoBytes, KnownLayout, Immutable)]
 #[repr(C)]
 pub struct Header {
     /// [`VERSION`] of the sender.
     pub version: u16,
-    /// Which message it is.
+    /// The kind of the message.
     pub kind: u16,
-    /// Chosen by who requests; the answers repeat it.
+    /// Chosen by the requester; the answers repeat it.
     pub id: u32,
 }
 
-/// Why bytes are no message that this end knows.
+/// The reason why bytes are not a message known to this end.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum Malformed {
     /// Not [`MESSAGE_BYTES`] long.
     #[error("a message has {MESSAGE_BYTES} bytes")]
     Length,
-    /// Another version's.
+    /// From another version.
     #[error("version {0} of the protocol, where {VERSION} is spoken: restart the older end")]
     Version(u16),
-    /// No message of this direction.
+    /// Not a message of this direction.
     #[error("no message is of kind {0}")]
     Kind(u16),
-    /// Something follows the body, where a message has zeros.
+    /// Nonzero bytes follow the body.
     #[error("bytes that mean nothing are not zero")]
     Surplus,
 }
 
-/// Where a message begins that may be another version's; `None` where it is no message.
+/// The header of a message that may be another version's; `None` if it is not a message.
 pub fn header(bytes: &[u8]) -> Option<Header> {
     let whole: &[u8; MESSAGE_BYTES] = bytes.try_into().ok()?;
     let (header, _) = Header::read_from_prefix(whole).ok()?;
@@ -99,7 +99,7 @@ macro_rules! messages {
     }) => {
         $(#[$documentation])*
         #[derive(Clone, Debug, PartialEq, Eq)]
-        // It is copied into a message of that size, once.
+        // It is copied once, into a message of that size.
         #[allow(clippy::large_enum_variant)]
         pub enum $name {
             $($(#[$of_kind])* $kind($body),)*
@@ -108,14 +108,14 @@ macro_rules! messages {
         $(const _: () = assert!(size_of::<$body>() <= BODY_BYTES);)*
 
         impl $name {
-            /// The message, with the id of a request.
+            /// Encodes the message, with the id of a request.
             pub fn emit(&self, id: u32) -> [u8; MESSAGE_BYTES] {
                 match self {
                     $($name::$kind(body) => emit($number, id, body),)*
                 }
             }
 
-            /// A message and the id of the request.
+            /// Decodes a message and the id of the request.
             ///
             /// # Errors
             /// [`Malformed`].
@@ -136,120 +136,123 @@ macro_rules! messages {
 }
 
 messages! {
-    /// What an application asks of a manager.
+    /// An application's request to a manager.
     Request {
-        /// To become an application of the device. Answered by `Joined`, then by a `Queue`
+        /// Become an application of the device. Answered by `Joined`, then by a `Queue`
         /// for each.
         Join(Join) = 1,
-        /// To go on as an application that joined an earlier run of the manager. Answered
+        /// Continue as an application that joined an earlier run of the manager. Answered
         /// by `Joined`, without descriptors.
         Present(Present) = 2,
-        /// To get a port's frames; the bound socket of the kernel goes beside it. Answered
-        /// by `Owned`.
+        /// Get a port's frames; the bound kernel socket goes beside it. Answered by
+        /// `Owned`.
         OwnPort(Port) = 3,
-        /// To leave a port's frames to the kernel, as far as this socket had them.
+        /// Leave a port's frames to the kernel, as far as this socket received them.
         DisownPort(Holder) = 4,
-        /// To get a block of outgoing ports. Answered by `Leased`.
+        /// Get a block of outgoing ports. Answered by `Leased`.
         Lease(Transport) = 5,
-        /// To give a block back.
+        /// Return a block.
         ReturnLease(Block) = 6,
-        /// To set when a queue may interrupt.
+        /// Set when a queue may interrupt.
         Moderation(Moderation) = 7,
-        /// To have a NAPI probe made of a frame of a queue.
+        /// Turn a frame of a queue into a NAPI probe.
         Probe(Probe) = 8,
-        /// What a NAPI probe was. Answered by `Probed`.
+        /// Get the original fields of a NAPI probe. Answered by `Probed`.
         GetProbe(QueueNumber) = 9,
-        /// To have the kernel take a datagram as if it had come.
+        /// Make the kernel receive a datagram as if it had arrived.
         Input(Input) = 10,
-        /// To keep a neighbour resolved.
+        /// Keep a neighbour resolved.
         Resolve(Address) = 11,
-        /// What the manager counts. Answered by `Counters`.
+        /// Get the manager's counters. Answered by `Counters`.
         GetCounters(Empty) = 12,
-        /// To be an application no longer.
+        /// Stop being an application.
         Leave(Empty) = 13,
-        /// To get other helper sockets than those of a queue, whose NAPI id is no more.
-        /// Answered by `Helpers`.
+        /// Get replacements for the helper sockets of a queue, whose NAPI id no longer
+        /// exists. Answered by `Helpers`.
         GetHelpers(Empty) = 14,
-        /// The first application from this number on that the asking user may know of: all
-        /// for user 0, else his own. Answered by `Status`, or by `Done` where there is none.
+        /// Get the first application from this number on that the asking user may see:
+        /// all for user 0, else the user's own. Answered by `Status`, or by `Done` if
+        /// there is none.
         GetStatus(ApplicationNumber) = 16,
-        /// What the driver program counts on a queue, for user 0. Answered by `QueueCounters`.
+        /// Get the driver program's counters of a queue, for user 0. Answered by
+        /// `QueueCounters`.
         GetQueueCounters(QueueNumber) = 17,
-        /// To have virtual circuits. Answered by `AtmAttached`; beside it goes a connection by
-        /// which the manager says what becomes of calls.
+        /// Enable virtual circuits. Answered by `AtmAttached`; beside it goes a
+        /// connection by which the manager sends notices about calls.
         AttachAtm(Empty) = 20,
-        /// To get the frames of a permanent circuit.
+        /// Get the frames of a permanent circuit.
         OpenCircuit(CircuitNumber) = 21,
-        /// To leave them to the kernel.
+        /// Leave them to the kernel.
         CloseCircuit(CircuitNumber) = 22,
-        /// To take calls.
+        /// Accept calls.
         AtmListen(AtmListen) = 23,
-        /// To take none any more.
+        /// Stop accepting calls.
         AtmUnlisten(ListenerNumber) = 24,
-        /// To call. This, the next two and AtmAcknowledge go by the connection of notices, by
-        /// which all that is said to them comes.
+        /// Place a call. This, the next two and AtmAcknowledge go by the connection of
+        /// notices, which also carries all replies to them.
         AtmCall(AtmCall) = 25,
-        /// To take a call that waits, whose circuit is open; beside it goes the caller's end of
-        /// the circuit of a local one. Or to refuse it.
+        /// Accept a waiting call, whose circuit is open; for a local one the caller's end
+        /// of the circuit goes beside it. Or reject it.
         AtmAccept(AtmAccept) = 26,
-        /// To end a call.
+        /// End a call.
         AtmRelease(AtmRelease) = 27,
-        /// To go on with a call of an earlier run of the manager.
+        /// Continue a call of an earlier run of the manager.
         AtmPresent(AtmPresent) = 28,
-        /// It has presented all of them.
+        /// The application has presented all of them.
         AtmPresented(Empty) = 29,
-        /// The circuit of a call that is connected is open at who called: the other end may
-        /// send on it.
+        /// The circuit of a connected call is open at the caller: the other end may send
+        /// on it.
         AtmAcknowledge(CallNumber) = 30,
     }
 }
 
 messages! {
-    /// What a manager answers.
+    /// A manager's answer.
     Answer {
-        /// It is done.
+        /// The request was carried out.
         Done(Empty) = 128,
-        /// It is not done.
+        /// The request was not carried out.
         Error(Failure) = 129,
-        /// The application's number and the device; the map of its tables goes beside it,
-        /// and the one of what the driver program counts.
+        /// The application's number and the device. The map of its tables goes beside it,
+        /// and that of the driver program's counters.
         Joined(Joined) = 130,
-        /// A queue of the application; its AF_XDP socket, its frame memory, the socket for
-        /// frames that may wait and its helper sockets go beside it.
+        /// A queue of the application. Its AF_XDP socket, its frame memory, the socket
+        /// for frames that may wait and its helper sockets go beside it.
         Queue(Queue) = 131,
-        /// The port is the application's by this socket.
+        /// The application owns the port by this socket.
         Owned(Holder) = 132,
         /// A block of outgoing ports.
         Leased(Block) = 133,
-        /// What the NAPI probe of a queue was.
+        /// The original fields of a queue's NAPI probe.
         Probed(Probed) = 134,
-        /// What the manager counts.
+        /// The manager's counters.
         Counters(Counters) = 135,
         /// Two helper sockets go beside it.
         Helpers(Empty) = 136,
         /// An application.
         Status(Status) = 140,
-        /// What the driver program counts on a queue.
+        /// The driver program's counters of a queue.
         QueueCounters(QueueCounters) = 141,
-        /// Who polls the device from now on, to a private application, which has not asked.
+        /// Unsolicited report to a private application of who polls the device from now
+        /// on.
         Polling(Polling) = 142,
         /// Circuits may be opened; beside it goes the connection of notices.
         AtmAttached(AtmAttached) = 143,
         /// Notice: a call waits for a listener.
         AtmIncoming(AtmIncoming) = 146,
-        /// Notice: a call that waited is no more.
+        /// Notice: a call that waited was withdrawn.
         AtmWithdrawn(AtmWithdrawn) = 147,
-        /// Notice: a call has its circuit, whose frames come to the application.
+        /// Notice: a call has its circuit, whose frames reach the application.
         AtmCircuit(AtmCircuit) = 148,
-        /// Notice: payloads go both ways; beside it goes the circuit of a local call.
+        /// Notice: payloads flow both ways; for a local call its circuit goes beside it.
         AtmConnected(AtmConnected) = 149,
-        /// Notice: a call is released, or did not come about.
+        /// Notice: a call is released, or was not established.
         AtmEnded(AtmEnded) = 150,
     }
 }
 
 impl Request {
-    /// Descriptors that go beside it.
+    /// Number of descriptors that go beside it.
     pub fn descriptors(&self) -> usize {
         match self {
             Request::OwnPort(_) => 1,
@@ -259,14 +262,14 @@ impl Request {
     }
 }
 
-/// A transport protocol by its number; `None` for one that has no ports here.
+/// A transport protocol by its number; `None` for one without ports here.
 pub fn transport(number: u8) -> Option<Protocol> {
     [Protocol::Tcp, Protocol::Udp]
         .into_iter()
         .find(|&protocol| protocol as u8 == number)
 }
 
-/// An address as messages have it: 16 bytes, IPv4 mapped.
+/// An address in the messages' form: 16 bytes, IPv4 mapped.
 pub fn address_bytes(address: IpAddr) -> [u8; 16] {
     match address {
         IpAddr::V4(address) => address.to_ipv6_mapped().octets(),

@@ -1,9 +1,9 @@
-//! The process behind [`crate::restore::Restorer`]: forked early, it keeps a
-//! table of undo steps and carries them out when its parent is gone.
+//! The process behind [`crate::restore::Restorer`]: forked early, it keeps a table of
+//! undo steps and carries them out when its parent is gone.
 //!
-//! The parent may have other threads, so between `fork` and `_exit` this code
-//! calls only async-signal-safe functions (signal-safety(7)) and plain system
-//! calls, which those of rustix are, on memory allocated before the fork: no allocation, no locks, no
+//! The parent may have other threads. So between `fork` and `_exit` this code calls only
+//! async-signal-safe functions (signal-safety(7)) and plain system calls, which those of
+//! rustix are. It uses memory allocated before the fork: no allocation, no locks, no
 //! panics (every access is checked).
 
 use std::ffi::{CStr, c_char, c_int, c_void};
@@ -19,12 +19,12 @@ use rustix::net::{RecvFlags, SendFlags};
 use rustix::process::{Pid, PidfdFlags, Signal, WaitOptions};
 use tidewall_sys::{SignalSet, ethtool, interface};
 
-/// Most undo steps at one time.
+/// Maximum number of undo steps at one time.
 pub(crate) const STEPS: usize = 64;
-/// Most bytes of one step: path and contents, or all arguments, each text
-/// closed by a zero byte.
+/// Maximum bytes of one step: path and contents, or all arguments, each text terminated
+/// by a zero byte.
 pub(crate) const STEP_BYTES: usize = 4096;
-/// Most arguments of a command, its name included.
+/// Maximum number of arguments of a command, including its name.
 pub(crate) const ARGUMENTS: usize = 64;
 /// Bytes before a message's payload: operation (4), payload length (4),
 /// number of the step (8), all in native order.
@@ -38,27 +38,27 @@ pub(crate) const RUN: u32 = 2;
 /// Message: forget a step.
 pub(crate) const FORGET: u32 = 3;
 /// Message: remember to carry out an ethtool request: an interface name of
-/// [`ethtool::NAME_BYTES`], then what [`ethtool::call`] takes.
+/// [`ethtool::NAME_BYTES`], then the argument of [`ethtool::call`].
 pub(crate) const REQUEST: u32 = 4;
 /// Message: remember to remove the file at the path that is the payload.
 pub(crate) const REMOVE: u32 = 6;
-/// Message: the parent lives on, and has nothing more to say.
+/// Message: the parent lives on, and sends nothing more.
 pub(crate) const END: u32 = 5;
 
 /// The environment that undo commands run in.
 pub(crate) const PATH: &str = "/usr/sbin:/usr/bin:/sbin:/bin";
 const ENVIRONMENT: &[u8] = b"PATH=/usr/sbin:/usr/bin:/sbin:/bin\0";
-/// How long one undo command may take before it is killed, so that one that
-/// hangs does not keep the older steps from being undone.
+/// How long one undo command may take before it is killed, so that a hanging one does not
+/// block undoing the older steps.
 const COMMAND_LIMIT: Timespec = Timespec {
     tv_sec: 10,
     tv_nsec: 0,
 };
 
-/// Where the child puts its descriptors; everything above is closed.
+/// The descriptors that the child uses start here; all higher ones are closed.
 const SOCKET: RawFd = 3;
 const PARENT: RawFd = 4;
-/// The lock on the record of what is to be undone, where there is one.
+/// The lock on the undo record, if there is one.
 const LOCK: RawFd = 5;
 const FIRST_CLOSED: RawFd = 6;
 
@@ -70,17 +70,17 @@ struct Step {
     bytes: [u8; STEP_BYTES],
 }
 
-/// Forks the child. Returns once it is safe from signals sent to the parent's
-/// process group or terminal: the socket to send messages to, and its pid. A
-/// `lock` (flock(2)) is kept until all is undone, and then released, whichever other process
-/// has inherited it.
+/// Forks the child. Returns once it is safe from signals sent to the parent's process
+/// group or terminal: the socket for messages, and its pid. A `lock` (flock(2)) is kept
+/// until everything is undone, and then released, whichever other process has inherited
+/// it.
 ///
 /// # Errors
-/// What `socketpair`, `fork` or the child's own start report.
+/// Those `socketpair`, `fork` or the child's own start report.
 pub(crate) fn start(lock: Option<BorrowedFd<'_>>) -> io::Result<(UnixStream, Pid)> {
     let (ours, theirs) = UnixStream::pair()?;
     let parent = rustix::process::pidfd_open(rustix::process::getpid(), PidfdFlags::empty())?;
-    // All that the child will need, allocated and written (so mapped) now.
+    // Everything that the child will need, allocated and written (so mapped) now.
     let mut steps: Vec<Step> = (0..STEPS)
         .map(|_| Step {
             operation: 0,
@@ -91,12 +91,11 @@ pub(crate) fn start(lock: Option<BorrowedFd<'_>>) -> io::Result<(UnixStream, Pid
         .collect();
     let mut buffer = vec![0u8; HEADER + STEP_BYTES];
 
-    // No handler of the parent's may run in the child before it has reset
-    // them all, so every signal is blocked over the fork.
+    // No signal handler of the parent may run in the child before it has reset them all,
+    // so every signal is blocked over the fork.
     let before = SignalSet::full().block();
-    // SAFETY: the child calls only `child`, which keeps to what is allowed
-    // after a fork of a process with threads (module comment) and never
-    // returns.
+    // SAFETY: the child calls only `child`, which keeps to what is allowed after a fork
+    // of a process with threads (module comment) and never returns.
     let pid = unsafe { libc::fork() };
     if pid == 0 {
         child(
@@ -141,7 +140,7 @@ pub(crate) fn send_all(fd: BorrowedFd<'_>, mut bytes: &[u8]) -> io::Result<()> {
     Ok(())
 }
 
-/// Waits for a child to end. Somebody else having waited for it is success.
+/// Waits for a child to end. It is a success if other code has waited for it.
 pub(crate) fn reap(pid: Pid) {
     let _ = retry_on_intr(|| rustix::process::waitpid(Some(pid), WaitOptions::empty()));
 }
@@ -159,7 +158,7 @@ fn child(
         parent.as_raw_fd(),
         lock.map(|lock| lock.as_raw_fd()),
     );
-    // SAFETY: `detach` has put them there, and nobody closes them.
+    // SAFETY: `detach` has put them there, and nothing closes them.
     let placed = |fd| unsafe { BorrowedFd::borrow_raw(fd) };
     let (socket, parent, lock) = (placed(SOCKET), placed(PARENT), lock.map(|_| placed(LOCK)));
     if write_all(socket, &[1]) {
@@ -188,12 +187,11 @@ fn child(
     unsafe { libc::_exit(0) }
 }
 
-/// Cuts every tie to the parent but the socket and the two shared namespaces.
+/// Cuts every tie to the parent except the socket and the two shared namespaces.
 fn detach(socket: RawFd, parent: RawFd, lock: Option<RawFd>) {
-    // SAFETY: system calls with valid constant strings and integers only.
-    // Failures leave the child less well hidden but still useful, so they are
-    // not looked at; if the descriptors could not be placed, the first write
-    // fails and `start` reports it.
+    // SAFETY: system calls with valid constant strings and integers only. Failures leave
+    // the child less well hidden but still useful, so they are ignored. If the
+    // descriptors could not be placed, the first write fails and `start` reports it.
     unsafe {
         libc::setsid();
         for signal in 1..=64 {
@@ -204,8 +202,8 @@ fn detach(socket: RawFd, parent: RawFd, lock: Option<RawFd>) {
         SignalSet::empty().set();
         libc::prctl(libc::PR_SET_NAME, c"tw-restorer".as_ptr());
         libc::chdir(c"/".as_ptr());
-        // First above the places they go to, so that neither overwrites the
-        // other; dup2 also makes copies that no longer close on exec.
+        // First above their final places, so that neither overwrites the other; dup2 also
+        // makes copies that no longer close on exec.
         let socket = libc::fcntl(socket, libc::F_DUPFD_CLOEXEC, FIRST_CLOSED);
         let parent = libc::fcntl(parent, libc::F_DUPFD_CLOEXEC, FIRST_CLOSED);
         let lock = lock.map(|lock| libc::fcntl(lock, libc::F_DUPFD_CLOEXEC, FIRST_CLOSED));
@@ -215,8 +213,8 @@ fn detach(socket: RawFd, parent: RawFd, lock: Option<RawFd>) {
             Some(lock) => libc::dup2(lock, LOCK),
             None => libc::close(LOCK),
         };
-        // The standard three stay open on /dev/null: a command run later must
-        // not find its files there, and a pipe of the parent's must end.
+        // The standard three stay open on /dev/null: a command run later must not find
+        // its files there, and a pipe of the parent must end.
         let null = libc::open(c"/dev/null".as_ptr(), libc::O_RDWR | libc::O_CLOEXEC);
         for standard in 0..3 {
             libc::dup2(null, standard);
@@ -226,8 +224,8 @@ fn detach(socket: RawFd, parent: RawFd, lock: Option<RawFd>) {
 }
 
 fn close_from(first: RawFd) {
-    // SAFETY: closes descriptors of this process only; nothing here owns one
-    // that it closes later. A kernel before 5.9 refuses: then one by one.
+    // SAFETY: closes descriptors of this process only; nothing here owns one that it
+    // closes later. A kernel before 5.9 refuses: then one by one.
     unsafe {
         if libc::syscall(libc::SYS_close_range, first as libc::c_uint, u32::MAX, 0) < 0 {
             for fd in first..4096 {
@@ -237,7 +235,7 @@ fn close_from(first: RawFd) {
     }
 }
 
-/// Takes messages until the parent is gone: its socket closed, or its process
+/// Takes messages until the parent is gone: its socket is closed, or its process has
 /// ended while a forked copy of the socket lives on elsewhere.
 fn listen(socket: BorrowedFd<'_>, parent: BorrowedFd<'_>, steps: &mut [Step], buffer: &mut [u8]) {
     let mut filled = 0;
@@ -247,15 +245,15 @@ fn listen(socket: BorrowedFd<'_>, parent: BorrowedFd<'_>, steps: &mut [Step], bu
             return;
         }
         let parent_gone = !waits[1].revents().is_empty();
-        // Everything the parent managed to say counts, so read until empty.
+        // Everything that the parent managed to send counts, so read until empty.
         loop {
             let Some(free) = buffer.get_mut(filled..).filter(|free| !free.is_empty()) else {
                 return;
             };
             match retry_on_intr(|| rustix::net::recv(socket, &mut *free, RecvFlags::DONTWAIT)) {
-                // A dying process closes its descriptors in no order that
-                // counts: it may still hold what was changed, such as a program
-                // that keeps a feature off.
+                // A dying process closes its descriptors in an unspecified order. It may
+                // still hold what was changed, such as a program that keeps a feature
+                // off.
                 Ok((0, _)) => {
                     let _ = poll(&mut waits[1..], Some(&COMMAND_LIMIT));
                     return;
@@ -314,8 +312,8 @@ fn take_messages(steps: &mut [Step], buffer: &mut [u8], filled: usize) -> Option
     Some(filled - start)
 }
 
-/// Operation, length of the payload and number of the message that begins with
-/// these bytes, if all of its header is there.
+/// Operation, payload length and number of the message that begins with these bytes, if
+/// its header is complete.
 pub(crate) fn header(message: &[u8]) -> Option<(u32, u32, u64)> {
     let (operation, rest) = message.split_first_chunk::<4>()?;
     let (length, rest) = rest.split_first_chunk::<4>()?;
@@ -366,20 +364,20 @@ fn remove(bytes: &[u8]) {
     }
 }
 
-/// `name request`, in the network namespace that we were forked in.
+/// `name request`, in the network namespace of the fork.
 fn request(bytes: &mut [u8]) {
     let Some((name, request)) = bytes.split_first_chunk_mut() else {
         return;
     };
     if let Ok(socket) = interface::any_socket() {
-        // Nobody is left to report to.
+        // There is no process left to report to.
         let _ = ethtool::call(socket.as_fd(), name, request);
     }
 }
 
 /// `argument 0 argument 0 …`; the first names the program.
 fn run(bytes: &[u8]) {
-    // One more than there may be arguments: the list ends with a null.
+    // One more than the maximum number of arguments: the list ends with a null.
     let mut arguments = [ptr::null::<c_char>(); ARGUMENTS + 1];
     let mut start = 0;
     for slot in arguments.iter_mut().take(ARGUMENTS) {
@@ -396,16 +394,15 @@ fn run(bytes: &[u8]) {
     if arguments[0].is_null() {
         return;
     }
-    // SAFETY: clone with only a signal is fork, without the C library's fork
-    // handlers, which may lock. The new process shares no memory with us and
-    // calls only async-signal-safe functions on valid, null-terminated lists
-    // of C strings.
+    // SAFETY: clone with only a signal is fork, without the C library's fork handlers,
+    // which may lock. The new process shares no memory with us. It calls only
+    // async-signal-safe functions on valid, null-terminated lists of C strings.
     let pid = unsafe {
         let none = ptr::null::<c_void>();
         let pid = libc::syscall(libc::SYS_clone, libc::SIGCHLD, none, none, none, none);
         if pid == 0 {
-            // Ignored signals stay ignored over an exec; the command is to
-            // find the defaults.
+            // Ignored signals stay ignored over an exec; the command must find the
+            // defaults.
             for signal in 1..=64 {
                 libc::signal(signal, libc::SIG_DFL);
             }

@@ -11,7 +11,7 @@ const CREATE: libc::c_int = 6;
 /// FSOPEN_CLOEXEC and FSMOUNT_CLOEXEC.
 const CLOEXEC: libc::c_int = 1;
 
-/// Makes it; only its owner may enter. It ends with the last descriptor of it.
+/// Creates it; only its owner may enter. It ends with its last descriptor.
 ///
 /// # Errors
 /// EPERM without CAP_SYS_ADMIN; what the kernel reports.
@@ -21,7 +21,7 @@ pub(crate) fn bpffs() -> io::Result<OwnedFd> {
     configure(&context, SET_STRING, Some((c"mode", c"0700")))?;
     configure(&context, CREATE, None)?;
     let context = context.as_raw_fd();
-    // SAFETY: no memory is given; the result is a new descriptor.
+    // SAFETY: no memory is passed; the result is a new descriptor.
     descriptor(unsafe { libc::syscall(libc::SYS_fsmount, context, CLOEXEC, 0) })
 }
 
@@ -44,7 +44,7 @@ fn configure(
 
 fn descriptor(result: libc::c_long) -> io::Result<OwnedFd> {
     match libc::c_int::try_from(result) {
-        // SAFETY: the kernel has just made it, so it is nobody else's.
+        // SAFETY: the kernel has just created it, so nothing else owns it.
         Ok(number @ 0..) => Ok(unsafe { OwnedFd::from_raw_fd(number) }),
         _ => Err(io::Error::last_os_error()),
     }

@@ -1,15 +1,14 @@
-//! Undo steps on file, for what a [`Restorer`](super::Restorer) cannot survive:
-//! a process that is killed together with it, as by a kill of its whole cgroup.
+//! Undo steps on file, for what a [`Restorer`](super::Restorer) cannot survive: a process
+//! that is killed together with it, as by a kill of its whole cgroup.
 //!
-//! An interface has one record in [`DIRECTORY`], with the messages that its
-//! restorer gets. It is locked (flock(2)) from before the first change until
-//! the restorer has undone the last. So the process that takes the interface next waits
-//! for the restorer of a process that has just died, finds in the record what
-//! no restorer has undone, undoes it, and reads what it is to restore itself
-//! only then: the values that the first one had found. [`undo`] does the same
-//! without taking the interface.
+//! An interface has one record in [`DIRECTORY`], with the messages sent to its restorer.
+//! It is locked (flock(2)) from before the first change until the restorer has undone the
+//! last. The process that takes the interface next waits for the restorer of a process
+//! that has just died. It finds in the record the steps that no restorer has undone, and
+//! undoes them. Only then does it read the values that it must itself restore: those that
+//! the first process found. [`undo`] does the same without taking the interface.
 //!
-//! Records live in memory (/run) and end with the machine, as the changes do.
+//! Records live in memory (/run) and do not survive a reboot, as the changes do not.
 
 use std::fs::{self, DirBuilder, File, OpenOptions, TryLockError};
 use std::io::{self, Read, Seek, SeekFrom, Write};
@@ -25,14 +24,14 @@ use tidewall_sys::{ethtool, option_bytes};
 
 use crate::raw::fork;
 
-/// Where records are kept.
+/// Directory of the records.
 pub const DIRECTORY: &str = "/run/tidewall/restore";
 /// How long the restorer of a process that has died may take.
 const WAIT: Duration = Duration::from_secs(20);
-/// How often it is looked whether it is done.
+/// How often to check whether it is done.
 const LOOK_EVERY: Duration = Duration::from_millis(5);
-/// A message beside those of a restorer: the number is the id of the process
-/// whose record it is.
+/// An additional message besides those of a restorer: the number is the id of the process
+/// that owns the record.
 const OWNER: u32 = 100;
 
 /// A record that this process has locked.
@@ -43,12 +42,12 @@ pub struct Record {
 }
 
 impl Record {
-    /// Locks the record at `path`, makes it if need be, and undoes what is in
-    /// it. Returns what that was, in words, too.
+    /// Locks the record at `path`, creating it if necessary, and undoes its steps. Also
+    /// returns a description of them.
     ///
     /// # Errors
-    /// `ResourceBusy` when a live process has it; `TimedOut` when a restorer does
-    /// not come to its end; what the file system reports.
+    /// `ResourceBusy` when a live process has it; `TimedOut` when a restorer does not
+    /// finish; what the file system reports.
     pub fn open(path: &Path) -> io::Result<(Self, Vec<String>)> {
         let file = locked(path)?;
         let mut record = Record {
@@ -77,32 +76,32 @@ impl Record {
         self.file.write_all(message)
     }
 
-    /// For the restorer, which keeps it locked.
+    /// The descriptor for the restorer, which keeps it locked.
     pub(super) fn descriptor(&self) -> BorrowedFd<'_> {
         self.file.as_fd()
     }
 
-    /// What removes it, as a message's payload.
+    /// The payload of the message that removes it.
     pub(super) fn path_text(&self) -> io::Result<Vec<u8>> {
         super::text(self.path.as_os_str())
     }
 
-    /// Removes it, if it is still there.
+    /// Removes it, if it still exists.
     pub(super) fn remove(&self) {
         if is_at(&self.file, &self.path) {
-            // One that stays is found empty.
+            // A record that stays will be empty.
             let _ = fs::remove_file(&self.path);
         }
     }
 
-    /// Undoes the steps in it, newest first; what cannot be undone is among
-    /// what it returns, with the reason.
+    /// Undoes its steps, newest first. The result includes steps that cannot be undone,
+    /// with the reason.
     fn undo(&mut self) -> io::Result<Vec<String>> {
         let mut steps = steps(&mut self.file)?;
         steps.reverse();
         let gone = is_of_the_past(&self.path);
         let undone = |step: Step| {
-            // The interface's successor has nothing to do with it.
+            // The interface's successor is not affected by it.
             if gone && !matches!(step, Step::Remove(_)) {
                 return None;
             }
@@ -116,10 +115,10 @@ impl Record {
     }
 }
 
-/// Makes a directory that only its owner can open, and so lock: [`DIRECTORY`].
+/// Creates a directory that only its owner can open, and so lock: [`DIRECTORY`].
 ///
 /// # Errors
-/// What the file system reports; none where it is there.
+/// Those the file system reports; none if it exists.
 pub(crate) fn make_directory(path: &Path) -> io::Result<()> {
     if let Some(above) = path.parent() {
         fs::create_dir_all(above)?;
@@ -127,21 +126,20 @@ pub(crate) fn make_directory(path: &Path) -> io::Result<()> {
     DirBuilder::new().recursive(true).mode(0o700).create(path)
 }
 
-/// What a process that was killed with its restorer has left.
+/// The remains of a process that was killed with its restorer.
 #[derive(Debug)]
 pub struct Left {
     /// The interface.
     pub interface: String,
-    /// What undoes it, newest first, in words.
+    /// The undo steps, newest first, described in words.
     pub steps: Vec<String>,
     path: PathBuf,
 }
 
-/// Records of the caller's network namespace that hold something and that
-/// nobody has locked.
+/// Records of the caller's network namespace that hold something and are not locked.
 ///
 /// # Errors
-/// What reading [`DIRECTORY`] reports, such as EACCES; none when it is not there.
+/// Those of reading [`DIRECTORY`], such as EACCES; none when it does not exist.
 pub fn left() -> io::Result<Vec<Left>> {
     let namespace = namespace()?;
     let entries = match fs::read_dir(DIRECTORY) {
@@ -174,8 +172,8 @@ pub fn left() -> io::Result<Vec<Left>> {
     Ok(all)
 }
 
-/// Undoes what is left, and removes the record. Returns what was done, and what
-/// could not be, in words.
+/// Undoes what is left, and removes the record. Returns descriptions of what was undone,
+/// and of what could not be.
 ///
 /// # Errors
 /// As [`Record::open`].
@@ -185,7 +183,7 @@ pub fn undo(left: &Left) -> io::Result<Vec<String>> {
     Ok(undone)
 }
 
-/// Distinguishes this network namespace from all that there have been.
+/// Distinguishes this network namespace from all others that ever existed.
 fn namespace() -> io::Result<u64> {
     let socket = any_socket()?;
     let mut cookie = [0; 8];
@@ -193,7 +191,7 @@ fn namespace() -> io::Result<u64> {
     Ok(u64::from_ne_bytes(cookie))
 }
 
-/// Interface, its number and the namespace, by the record's name.
+/// Interface, its index and the namespace, from the record's name.
 fn parts(path: &Path) -> Option<(&str, u32, u64)> {
     let mut parts = path.file_name()?.to_str()?.rsplitn(3, '.');
     let namespace = u64::from_str_radix(parts.next()?, 16).ok()?;
@@ -201,7 +199,7 @@ fn parts(path: &Path) -> Option<(&str, u32, u64)> {
     Some((parts.next()?, index, namespace))
 }
 
-/// Whether the record's interface is no more, even if another has its name.
+/// Whether the record's interface no longer exists, even if another has its name.
 fn is_of_the_past(path: &Path) -> bool {
     parts(path).is_some_and(|(interface, index, _)| interface_index(interface).ok() != Some(index))
 }
@@ -250,7 +248,7 @@ fn is_at(file: &File, path: &Path) -> bool {
 /// True unless a process is gone, or only waits for its parent to notice.
 fn lives(pid: u64) -> bool {
     let stat = fs::read_to_string(format!("/proc/{pid}/stat"));
-    // The name before the state is in brackets and may hold anything.
+    // The name before the state is in brackets and may contain anything.
     stat.is_ok_and(|stat| {
         let state = stat.rsplit(") ").next();
         state.is_some_and(|state| !state.starts_with(['Z', 'X']))

@@ -1,4 +1,4 @@
-//! What may happen.
+//! The possible actions.
 
 use proptest::collection::vec;
 use proptest::prelude::*;
@@ -23,7 +23,7 @@ pub enum Action {
         listens: bool,
     },
     Change(usize, Change),
-    /// Whichever socket there is, its own or not.
+    /// Any socket, its own or not.
     Own(usize, usize),
     /// A socket that is bound elsewhere, in another namespace, or none.
     OwnWrongly(usize, usize, u8),
@@ -33,7 +33,7 @@ pub enum Action {
     Return(usize, usize),
     ReturnForeign(usize, u16),
     Present(usize),
-    /// A part of what it was handed outlives the application.
+    /// A part of what was handed over to it outlives the application.
     Keep(usize),
     /// All such parts are gone.
     DropKept,
@@ -45,7 +45,7 @@ pub enum Action {
     Wait(u16),
 }
 
-/// What a process does to a socket of its own, whether the manager has seen it or not.
+/// A process's change of its own socket, whether or not the manager has seen the socket.
 #[derive(Clone, Copy, Debug)]
 pub enum Change {
     Listen,
@@ -76,14 +76,15 @@ pub fn action() -> impl Strategy<Value = Action> {
         (0..6u8).prop_map(Fault::Fail),
         (0..6u8).prop_map(Fault::FailAfter),
         (0..6u8).prop_map(Fault::Kill),
-        // In the midst of a lease or its end.
+        // In the middle of a lease or its end.
         (0..250u8).prop_map(Fault::Kill),
         (0..250u8).prop_map(Fault::Fail),
     ];
     prop_oneof![
         6 => process.clone().prop_map(Action::Connect),
         6 => (process.clone(), any::<bool>()).prop_map(|(process, queues)| Action::Join(process, queues)),
-        // As likely as all that follows: what is tried is who may own which of them.
+        // As likely as everything that follows: the test is about who may own which of
+        // them.
         16 => (
             0..UIDS.len() + STRANGERS.len(),
             0..ADDRESSES.len(),

@@ -1,4 +1,4 @@
-//! What is true at any time, and at the end.
+//! Invariants at any time, and at the end.
 
 use std::collections::BTreeSet;
 
@@ -41,7 +41,8 @@ impl World {
         assert_eq!(device.reserved, leased);
         let robbed = self.robbed();
         assert!(robbed.is_none(), "{robbed:?} {:?}", device.table);
-        // What the manager answered a process stays true while it is connected and its socket is there.
+        // The manager's answers to a process stay true while it is connected and its
+        // socket exists.
         for process in self
             .processes
             .iter()
@@ -80,8 +81,7 @@ impl World {
         }
     }
 
-    /// A socket whose frames come to an application of another user that is trusted with
-    /// nothing.
+    /// A socket whose frames reach an untrusted application of another user.
     pub fn robbed(&self) -> Option<Socket> {
         let user = |application: u16| {
             let entry = self.device.journal.get(usize::from(application))?;

@@ -15,12 +15,12 @@ use tidewall_wire::atm::pseudowire::Label;
 
 use crate::kernel::Kernel;
 
-/// A step that is to fail, or before which the daemon is killed, so many steps from now.
+/// A step that fails, or before which the daemon is killed, this many steps from now.
 #[derive(Clone, Copy, Debug)]
 pub enum Fault {
     /// Nothing has happened.
     Fail(u8),
-    /// It has happened all the same, where a step may.
+    /// It has happened nonetheless, where a step may.
     FailAfter(u8),
     Kill(u8),
 }
@@ -30,36 +30,36 @@ pub struct FakeDevice {
     pub table: BTreeMap<PortKey, u16>,
     pub circuits: BTreeMap<Label, u16>,
     pub made: BTreeSet<u16>,
-    /// Who has the queues.
+    /// The application that has the queues.
     pub queues: Option<u16>,
     pub reserved: Blocks,
     pub kernel: Kernel,
-    /// The cookie of what came beside the message.
+    /// The cookie of the socket that came beside the message.
     pub shown: Option<u64>,
-    /// What is to be looked at, for which users.
+    /// Sockets to be examined, and for which users.
     pub looks: Vec<(u64, u32)>,
     pub port_looks: Vec<(PortKey, u32)>,
     pub fault: Option<Fault>,
     pub killed: bool,
     pub failed: bool,
     pub drawn: u8,
-    /// Tokens of applications of which a process keeps a part when they end, and their users.
+    /// Tokens and users of applications of which a process keeps a part when they end.
     pub kept: BTreeMap<[u8; 16], u32>,
     /// Time that the steps since the last turn of the loop have taken.
     pub worked: Duration,
 }
 
-/// What each application is handed.
+/// Bytes handed over to each application.
 const BYTES: u64 = 1 << 20;
 
-/// The longest that anything keeps the next client waiting, by [`FakeDevice::worked`].
+/// The longest delay of the next client, by [`FakeDevice::worked`].
 pub const TURN_MOST: Duration = Duration::from_millis(10);
 
-/// Time that steps take: a slow processor's system calls, whatever machine runs this.
+/// Durations of steps: a slow processor's system calls, whatever machine runs this.
 mod cost {
     use std::time::Duration;
 
-    /// A store to a table of ports that is mapped.
+    /// A store to a mapped table of ports.
     pub const STORE: Duration = Duration::from_nanos(100);
     /// A call that touches one map element or descriptor.
     pub const CALL: Duration = Duration::from_micros(2);
@@ -67,7 +67,7 @@ mod cost {
     pub const SOCKET: Duration = Duration::from_micros(5);
     /// A file of /proc read and written, under a lock.
     pub const FILE: Duration = Duration::from_micros(100);
-    /// Queues handed over, or taken away, that lie ready.
+    /// Ready queues handed over, or removed.
     pub const QUEUES: Duration = Duration::from_millis(1);
 }
 
@@ -79,14 +79,14 @@ fn of_key(port: &PortKey) -> Duration {
 }
 
 impl FakeDevice {
-    /// The time that the next client has waited, which is not too long.
+    /// The next client's delay, which is checked.
     pub fn end_turn(&mut self) -> Duration {
         let worked = std::mem::take(&mut self.worked);
         assert!(worked <= TURN_MOST, "the next client waits for {worked:?}");
         worked
     }
 
-    /// Whether the step is to have its effect, and what it returns.
+    /// Whether the step has its effect, and what it returns.
     fn step(&mut self, may_fail_after: bool) -> (bool, io::Result<()>) {
         let error = || Err(io::Error::from_raw_os_error(libc::ENOMEM));
         if self.killed {
@@ -216,7 +216,7 @@ impl Device for FakeDevice {
         let has = |port: u16| {
             let facts = sockets.iter().map(|socket| &socket.facts);
             let mut bound = facts.map(|facts| (facts.protocol, facts.local.port()));
-            // A socket that is there for good has one.
+            // A permanent socket has one.
             port == 33_000 || bound.any(|of| of == (protocol, port))
         };
         let other = ports.clone().find(|&port| has(port));
@@ -232,7 +232,7 @@ impl Device for FakeDevice {
     }
 
     fn release_block(&mut self, protocol: Protocol, ports: RangeInclusive<u16>) {
-        // They are closed in turns of their own.
+        // They are closed in separate turns.
         self.worked += cost::STORE * ports.clone().count() as u32;
         for port in ports {
             self.kernel.held.remove(&(protocol, port));

@@ -1,6 +1,6 @@
-//! The kernel's sockets, as far as binding goes (inet_csk_get_port() and udp_lib_get_port()
-//! of Linux): family, address, IPV6_V6ONLY, SO_REUSEADDR, device and state. Processes that
-//! never heard of a manager have some, too.
+//! The kernel's sockets, as far as binding goes (inet_csk_get_port() and
+//! udp_lib_get_port() of Linux): family, address, IPV6_V6ONLY, SO_REUSEADDR, device and
+//! state. Processes that do not know a manager also have some.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::{IpAddr, SocketAddr};
@@ -8,7 +8,7 @@ use std::net::{IpAddr, SocketAddr};
 use tidewall_device::demux::layout::Protocol;
 use tidewall_manager::daemon::ports::{HolderFacts, PortKey, Proof};
 
-/// What a socket is bound to by SO_BINDTODEVICE.
+/// The device that a socket is bound to by SO_BINDTODEVICE.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Bound {
     Nowhere,
@@ -26,7 +26,7 @@ pub enum State {
 #[derive(Clone, Copy, Debug)]
 pub struct Socket {
     pub facts: HolderFacts,
-    /// Whose it is, until that closes it.
+    /// Its process, until that closes it.
     pub process: Option<usize>,
     pub user: u32,
     pub shares: bool,
@@ -41,7 +41,7 @@ pub struct Socket {
 #[derive(Default)]
 pub struct Kernel {
     pub sockets: Vec<Socket>,
-    /// Ports of TCP of which all sockets had SO_REUSEADDR and none listened.
+    /// TCP ports of which all sockets had SO_REUSEADDR and none listened.
     fast: BTreeMap<u16, bool>,
     /// The manager's own sockets, on all addresses.
     pub held: BTreeSet<(Protocol, u16)>,
@@ -74,7 +74,8 @@ impl Socket {
             && !(self.shares && other.shares && other.state != State::Listens)
     }
 
-    /// Whether a frame to an address of the host, by the interface, is its own.
+    /// Whether it receives a frame that arrives for an address of the host on the
+    /// interface.
     fn receives(&self, address: IpAddr) -> bool {
         self.process.is_some()
             && self.device != Bound::Elsewhere
@@ -125,7 +126,7 @@ impl Kernel {
         self.get(cookie).unwrap().state = State::Listens;
     }
 
-    /// The local address is one from then on.
+    /// The local address is fixed from then on.
     pub fn connect(&mut self, cookie: u64) {
         let Some(socket) = self.get(cookie).filter(|it| it.state == State::Idle) else {
             return;
@@ -170,7 +171,8 @@ impl Kernel {
         self.forget_closed();
     }
 
-    /// What a user's socket says to a manager that asks the kernel as this crate's does.
+    /// The facts about a user's socket, as a manager reads them that queries the kernel
+    /// as this crate's does.
     pub fn shown(&mut self, cookie: u64, user: u32) -> Option<HolderFacts> {
         let socket = *self.get(cookie)?;
         let proof = self.proof(&socket, user);
@@ -204,7 +206,7 @@ impl Kernel {
         }
     }
 
-    /// The user of a socket that overlaps another one, beside these.
+    /// The user of a socket that overlaps another one, other than these.
     fn beside(&self, holder: &HolderFacts, users: &[u32]) -> Option<u32> {
         let is_other = |socket: &&Socket| {
             socket.facts.cookie != holder.cookie
@@ -229,8 +231,8 @@ impl Kernel {
         self.beside(&facts, &[user]).is_some()
     }
 
-    /// A socket whose frames are an application's of another user, by the table of ports.
-    /// `user`: of an application, if it may not read what it likes.
+    /// A socket whose frames go to another user's application, by the table of ports.
+    /// `user`: the user of an application that may not read every frame.
     pub fn robbed(
         &self,
         table: &BTreeMap<PortKey, u16>,
@@ -253,7 +255,7 @@ impl Kernel {
                 thief.is_some_and(|thief| thief != socket.user)
             })
         };
-        // A user who gives one of his sockets away gives its port.
+        // A user who gives away a socket gives away its port.
         let given = |socket: &Socket| {
             let mut kept = self.sockets.iter().filter(|other| other.kept);
             kept.any(|other| other.user == socket.user && overlap(&other.facts, &socket.facts))

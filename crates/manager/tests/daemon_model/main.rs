@@ -1,7 +1,10 @@
-//! The manager's state machine against a model: random processes that bind, ask, close,
-//! die and lie, others that never heard of a manager, a kernel that binds by Linux's rules,
-//! a device whose steps fail, and a daemon that is killed between any two steps and started
-//! again.
+//! The manager's state machine against a model:
+//!
+//! - random processes that bind, ask, close, die and lie
+//! - others that do not know a manager
+//! - a kernel that binds by Linux's rules
+//! - a device whose steps fail
+//! - a daemon that is killed between any two steps and restarted
 
 mod action;
 mod check;
@@ -20,10 +23,10 @@ use proptest::test_runner::{RngAlgorithm, TestRng, TestRunner};
 use action::{Action, action};
 use world::{ASKED, OWNED, UIDS, World};
 
-/// How soon the manager tries again what failed.
+/// How soon the manager retries what failed.
 const RETRY: Duration = Duration::from_millis(100);
 
-/// How often the manager looks at what others could change.
+/// How often the manager examines what others could change.
 const LOOK_EVERY: Duration = Duration::from_secs(1);
 
 /// `joined`: every process has joined, to begin with.
@@ -51,7 +54,7 @@ fn run(joined: bool, actions: Vec<Action>) -> World {
     world
 }
 
-/// The same cases every time; `TIDEWALL_SEED` has others drawn.
+/// The same cases every time; `TIDEWALL_SEED` selects others.
 #[test]
 fn nothing_is_lost_nothing_is_left() {
     let seed = std::env::var("TIDEWALL_SEED").ok();
@@ -73,7 +76,7 @@ fn nothing_is_lost_nothing_is_left() {
         },
     );
     tested.unwrap_or_else(|error| panic!("{error}"));
-    // Not by refusing everything.
+    // The test must not pass by refusing everything.
     let [asked, owned] = [&ASKED, &OWNED].map(|count| count.load(Relaxed));
     println!("{owned} of {asked} sockets owned their ports, 0 of another user's");
     assert!(owned > asked / 10, "{owned} of {asked}");

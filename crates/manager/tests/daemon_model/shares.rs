@@ -1,4 +1,5 @@
-//! Shares that greedy users leave to others, and the order in which clients are heard after a restart.
+//! Shares that greedy users leave to others, and the order in which clients are served
+//! after a restart.
 
 use std::net::SocketAddr;
 use std::time::Duration;
@@ -15,7 +16,7 @@ use crate::kernel::{Bound, Socket, State};
 const NOW: Duration = Duration::from_secs(1000);
 const NAMED: u32 = 1000;
 
-/// A manager that lets any user join, and what it answers.
+/// A manager that permits any user to join, and its answers.
 struct Shared {
     device: FakeDevice,
     manager: Manager,
@@ -99,7 +100,7 @@ impl Shared {
         }
     }
 
-    /// As many blocks of TCP as a client gets.
+    /// The number of TCP blocks that a client gets.
     fn lease_all(&mut self, client: ClientId) -> usize {
         let lease = Request::Lease(Transport {
             protocol: 6,
@@ -195,7 +196,7 @@ fn bind(shared: &mut Shared, protocol: Protocol, cookie: u64, port: u16) -> Hold
 
 #[test]
 fn no_message_keeps_the_next_client_waiting() {
-    // With all that it may have it leaves, or dies.
+    // With its whole quota used, it leaves, or dies.
     for leaves in [true, false] {
         let mut shared = Shared::new();
         let client = shared.join(2000).unwrap();

@@ -1,4 +1,4 @@
-//! Processes, their sockets and the manager, and what happens to them.
+//! Processes, their sockets and the manager, and the events that they undergo.
 
 use std::collections::BTreeMap;
 use std::net::SocketAddr;
@@ -30,14 +30,14 @@ pub struct Process {
     pub blocks: Vec<Block>,
 }
 
-/// Of processes that know of the manager: the last ones have private mode.
+/// Users of processes that know the manager: the last ones have private mode.
 pub const UIDS: [u32; 7] = [0, 1000, 1000, 2000, UNTRUSTED, PRIVATE[0], PRIVATE[1]];
 pub const UNTRUSTED: u32 = 3000;
 const PRIVATE: [u32; 2] = [4000, 5000];
-/// Of processes that never heard of it.
+/// Users of processes that do not know it.
 pub const STRANGERS: [u32; 2] = [0, 6000];
 pub const ADDRESSES: [&str; 5] = ["0.0.0.0", "::", "10.0.0.1", "::ffff:10.0.0.1", "fd00::1"];
-/// Sockets that the manager was shown, and those that it took for holders.
+/// Sockets that the manager was shown, and those that it accepted as holders.
 pub static ASKED: AtomicUsize = AtomicUsize::new(0);
 pub static OWNED: AtomicUsize = AtomicUsize::new(0);
 pub const PORTS: [u16; 3] = [80, 33_100, 33_400];
@@ -48,7 +48,7 @@ pub struct World {
     pub processes: Vec<Process>,
     pub now: Duration,
     pub next: u64,
-    /// When the present run of the daemon began after another.
+    /// Start of the present run of the daemon, if another preceded it.
     pub restarted: Option<Duration>,
 }
 
@@ -98,7 +98,7 @@ impl World {
         self.ask_bytes(process, &request.emit(7), holder)
     }
 
-    /// `Done` where the daemon was killed before it answered.
+    /// `Done` if the daemon was killed before it answered.
     fn ask_bytes(&mut self, process: usize, bytes: &[u8], holder: Option<HolderFacts>) -> Answer {
         let Some(client) = self.processes[process].client else {
             return Answer::Done(Empty {});
@@ -125,7 +125,7 @@ impl World {
         }
     }
 
-    /// The end of a connection, as its process has it.
+    /// The end of a connection, as its process sees it.
     fn disconnected(&mut self, process: usize) {
         let process = &mut self.processes[process];
         process.client = None;
@@ -340,7 +340,7 @@ impl World {
         let cookie = socket.facts.cookie;
         match change {
             Change::Share(shares) => socket.shares = shares,
-            // For who has no capability only the first time.
+            // Without a capability it works only the first time.
             Change::BindToDevice(device) if socket.device == Bound::Nowhere => {
                 socket.device = device;
             }
@@ -349,7 +349,7 @@ impl World {
             Change::Connect => self.device.kernel.connect(cookie),
             Change::Shut => {
                 self.device.kernel.shut(cookie);
-                // The kernel says that of a listener.
+                // The kernel reports that for a listener.
                 let now = self.now;
                 self.manager.holder_changed(cookie, now, &mut self.device);
                 self.look_for_manager();
@@ -364,7 +364,7 @@ impl World {
         self.look_for_manager();
     }
 
-    /// Does what threads do.
+    /// Does the threads' work.
     pub fn look_for_manager(&mut self) {
         let (now, device) = (self.now, &mut self.device);
         for (cookie, user) in std::mem::take(&mut device.looks) {
@@ -378,7 +378,7 @@ impl World {
         }
     }
 
-    /// Lets the time pass in which the manager looks at what others may have changed, where
+    /// Advances time until the manager has examined what others may have changed, where
     /// that matters.
     pub fn look(&mut self) {
         while self.device.killed || self.robbed().is_some() {
@@ -406,7 +406,7 @@ impl World {
     }
 
     fn own(&mut self, process: usize, socket: usize) {
-        // One of its own, if there is one.
+        // One of its own sockets, if there is one.
         let sockets = &self.device.kernel.sockets;
         let is_own = |socket: &&Socket| socket.process == Some(process);
         let own: Vec<&Socket> = sockets.iter().filter(is_own).collect();
@@ -464,7 +464,7 @@ impl World {
                     self.restarted
                         .is_some_and(|at| self.now <= at + PRESENT_WITHIN)
                 );
-                // What it does not know of, as the answer was lost, it gives back.
+                // Blocks that it does not know, since the answer was lost, are returned.
                 self.processes[process].blocks = leased_blocks(&again.leases);
             }
             Answer::Error(failure) if failure.errno == libc::ENOENT => {
@@ -475,7 +475,7 @@ impl World {
     }
 
     pub fn restart(&mut self) {
-        // Only the run that has handed something out knows what is left of it.
+        // Only the run that handed something over knows what is left of it.
         self.device.kept.clear();
         for process in 0..self.processes.len() {
             self.disconnected(process);
@@ -483,7 +483,7 @@ impl World {
         // Killed again while it recovers, but not for ever.
         for _ in 0..4 {
             self.device.killed = false;
-            // What the process had.
+            // The process's own sockets.
             self.device.kernel.held.clear();
             self.device.kernel.release(|_| true);
             self.device.looks.clear();
@@ -507,7 +507,7 @@ impl World {
         }
     }
 
-    /// Until nothing is left that failed.
+    /// Continues until no failed step is left.
     pub fn retry(&mut self) {
         while std::mem::take(&mut self.device.failed) && !self.device.killed {
             self.now += RETRY;

@@ -1,10 +1,10 @@
-//! ICMP errors (RFC 792, RFC 1122 §3.2.2 and §4.1.3.3, RFC 4443): whose they
-//! are, and the errno that Linux gives for them.
+//! ICMP errors (RFC 792, RFC 1122 §3.2.2 and §4.1.3.3, RFC 4443): which flow each
+//! concerns, and the errno that Linux reports for it.
 //!
-//! The tables follow Linux's `icmp_err_convert`, `icmpv6_err_convert`,
-//! `__udp4_lib_err` and `__udp6_lib_err`. Anyone can forge an ICMP error
-//! (RFC 5927): what comes out here may be reported to the owner of the flow, and may
-//! lower a path MTU, but may never end anything.
+//! The tables follow Linux's `icmp_err_convert`, `icmpv6_err_convert`, `__udp4_lib_err`
+//! and `__udp6_lib_err`. Anyone can forge an ICMP error (RFC 5927). A result of this
+//! module may be reported to the owner of the flow and may lower a path MTU. It must
+//! never end anything.
 
 use std::net::{IpAddr, SocketAddr, SocketAddrV4, SocketAddrV6};
 
@@ -16,16 +16,15 @@ pub use crate::DropReason;
 use crate::errno::*;
 use crate::ip;
 
-/// The smallest path MTU that is believed over IPv4: Linux's `min_pmtu`
-/// default. A lower one is raised to it, so that a forged error cannot make
-/// every datagram too long.
+/// The smallest path MTU that is believed over IPv4: Linux's `min_pmtu` default. A lower
+/// value is raised to it, so that a forged error cannot make every datagram too long.
 pub const MTU_MIN_V4: u32 = 552;
 
-/// The smallest path MTU there is over IPv6 (RFC 8200 §5, RFC 8201 §4).
+/// The smallest path MTU over IPv6 (RFC 8200 §5, RFC 8201 §4).
 pub const MTU_MIN_V6: u32 = 1280;
 
-/// Bytes of a quoted transport header without which an error is not used:
-/// what RFC 792 promises, and Linux asks for.
+/// Bytes of a quoted transport header that an error must have to be used: what RFC 792
+/// guarantees and Linux requires.
 const QUOTED_TRANSPORT: usize = 8;
 
 /// An ICMP error about a flow of this host.
@@ -35,55 +34,55 @@ pub struct FlowError {
     pub local: SocketAddr,
     /// The flow's remote end: the destination of the quoted datagram.
     pub remote: SocketAddr,
-    /// The errno for a socket, as Linux has it.
+    /// The errno that Linux reports to a socket.
     pub errno: i32,
-    /// Linux's "fatal": reported to a connected socket. A soft error is reported only
-    /// to one that asked (`IP_RECVERR`); see [`FlowError::is_reported`].
+    /// Linux's "fatal": a hard error is reported to a connected socket. A soft error is
+    /// reported only to a socket that asked for it (`IP_RECVERR`); see
+    /// [`FlowError::is_reported`].
     pub hard: bool,
-    /// The path MTU in bytes, where the error is about size and names one; at
-    /// least [`MTU_MIN_V4`] or [`MTU_MIN_V6`].
+    /// The path MTU in bytes, for an error about size that names one; at least
+    /// [`MTU_MIN_V4`] or [`MTU_MIN_V6`].
     pub mtu: Option<u32>,
-    /// Who sent the error: the peer or a router on the way.
+    /// The sender of the error: the peer or a router on the path.
     pub offender: IpAddr,
     /// The ICMP or ICMPv6 type (`ee_type`).
     pub kind: u8,
     /// The ICMP or ICMPv6 code (`ee_code`).
     pub code: u8,
-    /// The quoted segment's sequence number, for TCP: an error about one that
-    /// is not in flight is forged, or too old to matter (RFC 5927 §4.1).
+    /// For TCP, the quoted segment's sequence number. An error about a segment that is
+    /// not in flight is forged, or too old to matter (RFC 5927 §4.1).
     pub sequence: Option<u32>,
 }
 
 impl FlowError {
-    /// Whether a Linux UDP socket would report it: one with
-    /// `IP_RECVERR` all errors, another only hard ones and only when connected.
+    /// Whether a Linux UDP socket would report it. A socket with `IP_RECVERR` reports all
+    /// errors; any other reports only hard ones, and only when connected.
     pub const fn is_reported(&self, connected: bool, receive_errors: bool) -> bool {
         receive_errors || (connected && self.hard)
     }
 }
 
-/// What a quoted packet says of its flow.
+/// The flow that a quoted packet names.
 struct Quoted {
     local: SocketAddr,
     remote: SocketAddr,
     sequence: Option<u32>,
 }
 
-/// What an error means: errno, whether it is hard, and the path MTU.
+/// The meaning of an error: errno, whether it is hard, and the path MTU.
 type Meaning = ((i32, bool), Option<u32>);
 
-/// Reads an ICMP or ICMPv6 error. `bytes` start at the IP header of the error
-/// itself; `transport_offset` is where the frame's metadata has the ICMP header.
+/// Reads an ICMP or ICMPv6 error. `bytes` start at the IP header of the error itself;
+/// `transport_offset` is the offset of the ICMP header in the frame's metadata.
 ///
-/// Only errors that quote a UDP datagram sent from the address they were sent
-/// to are read ([`tcp_error`] is for TCP); whether such a flow exists is for the
-/// caller to know.
+/// Reads only errors that quote a UDP datagram sent from the address to which the error
+/// was sent ([`tcp_error`] is for TCP). The caller decides whether such a flow exists.
 pub fn error(bytes: &[u8], transport_offset: usize) -> Result<FlowError, DropReason> {
     read(bytes, transport_offset, Protocol::UDP)
 }
 
-/// As [`error`], for errors that quote a TCP segment; their
-/// [`FlowError::sequence`] is never nothing.
+/// As [`error`], for errors that quote a TCP segment. Their [`FlowError::sequence`] is
+/// always set.
 pub fn tcp_error(bytes: &[u8], transport_offset: usize) -> Result<FlowError, DropReason> {
     read(bytes, transport_offset, Protocol::TCP)
 }
@@ -142,15 +141,15 @@ fn read(
     })
 }
 
-/// Linux's `icmp_err_convert`: errno, and whether it is hard, by the code of
+/// Linux's `icmp_err_convert`: the errno and whether it is hard, indexed by the code of
 /// destination unreachable.
 const UNREACHABLE_V4: [(i32, bool); 16] = [
     (ENETUNREACH, false),  // 0 net unreachable
     (EHOSTUNREACH, false), // 1 host unreachable
     (ENOPROTOOPT, true),   // 2 protocol unreachable
     (ECONNREFUSED, true),  // 3 port unreachable
-    // 4 fragmentation needed: soft in Linux's table, but `__udp4_lib_err` makes
-    // it hard for a socket that discovers the path MTU, as ours do.
+    // 4 fragmentation needed: soft in Linux's table, but `__udp4_lib_err` makes it hard
+    // for a socket that discovers the path MTU, as our sockets do.
     (EMSGSIZE, true),
     (EOPNOTSUPP, false),   // 5 source route failed
     (ENETUNREACH, true),   // 6 destination network unknown
@@ -179,12 +178,12 @@ fn meaning_v4(message: &Message<'_>) -> Result<Meaning, DropReason> {
         }
         v4::kind::TIME_EXCEEDED => ((EHOSTUNREACH, false), None),
         v4::kind::PARAMETER_PROBLEM => ((EPROTO, true), None),
-        // Redirects are the kernel's; source quench is dead (RFC 6633).
+        // The kernel handles redirects; source quench is dead (RFC 6633).
         _ => return Err(DropReason::IcmpIgnored),
     })
 }
 
-/// Linux's `tab_unreach`, by the code of destination unreachable.
+/// Linux's `tab_unreach`, indexed by the code of destination unreachable.
 const UNREACHABLE_V6: [(i32, bool); 7] = [
     (ENETUNREACH, false),  // 0 no route
     (EACCES, true),        // 1 prohibited
@@ -205,15 +204,15 @@ fn meaning_v6(message: &Message<'_>) -> Result<Meaning, DropReason> {
         v6::kind::PACKET_TOO_BIG => ((EMSGSIZE, true), Some(message.mtu_v6().max(MTU_MIN_V6))),
         v6::kind::TIME_EXCEEDED => ((EHOSTUNREACH, false), None),
         v6::kind::PARAMETER_PROBLEM => ((EPROTO, true), None),
-        // RFC 4443 §2.4 (a): an unknown error is passed on; types from 128 on
-        // are no errors.
+        // RFC 4443 §2.4 (a): an unknown error is passed on; types from 128 on are not
+        // errors.
         0..128 => ((EPROTO, false), None),
         _ => return Err(DropReason::IcmpIgnored),
     })
 }
 
 fn quoted_v4(quoted: &[u8], wanted: Protocol) -> Result<Quoted, DropReason> {
-    // The quote's own checksum is not asked: routers have changed its TTL.
+    // The quote's own checksum is not checked: routers have changed its TTL.
     let packet = ipv4::Packet::new_quoted(quoted).map_err(|_| DropReason::IcmpQuote)?;
     if packet.fragment_offset() != ipv4::FragmentOffset::ZERO {
         return Err(DropReason::IcmpQuotedFragment);

@@ -261,7 +261,7 @@ fn damaged_and_forged_errors_are_refused() {
     *damaged.last_mut().unwrap() ^= 1;
     assert_eq!(error(&damaged, 20), Err(DropReason::IcmpChecksum));
     assert_eq!(error(&damaged, 24), Err(DropReason::TransportOffset));
-    // Not a byte less than eight of the UDP header.
+    // Not a byte less than the eight of the UDP header.
     assert!(about(&quoted[..28]).is_ok());
     for length in [0, 19, 20, 27] {
         assert_eq!(
@@ -308,7 +308,7 @@ fn damaged_and_forged_errors_are_refused() {
         about(&sent("[2001:db8::9]:1", REMOTE6)),
         Err(DropReason::IcmpQuotedSource)
     );
-    // A later fragment of what we sent.
+    // A later fragment of the datagram that we sent.
     let mut fragment = quoted.clone();
     fragment.splice(40..40, [17, 0, 0, 9, 0, 0, 0, 1]);
     fragment[5] += 8;

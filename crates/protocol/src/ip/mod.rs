@@ -1,5 +1,5 @@
-//! The network header: what every transport engine asks of it and writes
-//! before its own.
+//! The network header: what every transport engine needs from it and writes before its
+//! own header.
 
 mod output;
 pub mod reassembly;
@@ -13,22 +13,22 @@ use tidewall_wire::{Protocol, ipv4, ipv6};
 use crate::DropReason;
 pub(crate) use output::{Output, output};
 
-/// A whole datagram's network header, understood and found honest.
+/// A whole datagram's network header, parsed and checked.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Received<'a> {
     pub addresses: Addresses,
     pub traffic_class: u8,
     pub hop_limit: u8,
-    /// What follows the network headers, link padding excluded.
+    /// The bytes after the network headers, without link padding.
     pub transport: &'a [u8],
 }
 
-/// Reads the network header of a whole datagram whose transport, as the frame's
-/// metadata has it, starts at `transport_offset`. The metadata only says where
-/// to look; nothing of it is believed.
+/// Reads the network header of a whole datagram. The frame's metadata puts its transport
+/// header at `transport_offset`. The metadata only states where to look; the code checks
+/// all of it.
 ///
-/// `protocols` are the wanted one over IPv4 and over IPv6.
-// As of `udp::input`.
+/// `protocols` are the expected protocols over IPv4 and over IPv6.
+// Inlined for the same reason as `udp::input`.
 #[inline(always)]
 pub(crate) fn input(
     bytes: &[u8],
@@ -54,8 +54,8 @@ fn input_v4(
     accept_v4(&packet, transport_offset, protocol)
 }
 
-/// As [`input`], of a datagram of which only the first bytes are here: it has `available` in
-/// all. Returns the number of the transport's bytes, too.
+/// As [`input`], for a datagram of `available` bytes of which only the first are in
+/// `bytes`. Also returns the length of the transport in bytes.
 pub(crate) fn input_beginning(
     bytes: &[u8],
     available: usize,
@@ -157,9 +157,8 @@ fn accept_v6<'a>(
     })
 }
 
-/// Sources that Linux refuses from a link: groups, broadcast, "this network",
-/// loopback (RFC 1122 §3.2.1.3). An answer to one of them would go to many, or
-/// to ourselves.
+/// Sources that Linux refuses from a link: groups, broadcast, "this network", loopback
+/// (RFC 1122 §3.2.1.3). An answer to one of them would go to many hosts or to this one.
 fn is_martian_v4(source: Ipv4Addr) -> bool {
     let [first, ..] = source.octets();
     first == 0 || first == 127 || source.is_multicast() || source.is_broadcast()

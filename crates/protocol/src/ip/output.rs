@@ -1,11 +1,11 @@
-//! Writing what precedes every transport header.
+//! Writes the headers that precede every transport header.
 
 use tidewall_wire::ethernet::{self, EtherType, MacAddress};
 use tidewall_wire::ipv4::{self, FragmentOffset};
 use tidewall_wire::udp::Addresses;
 use tidewall_wire::{EmitError, Protocol, ipv6};
 
-/// Everything about a datagram but its addresses and what it carries.
+/// Everything about a datagram except its addresses and what it carries.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Output {
     pub source_mac: MacAddress,
@@ -13,14 +13,14 @@ pub(crate) struct Output {
     /// Type of service (IPv4) or traffic class (IPv6).
     pub traffic_class: u8,
     pub hop_limit: u8,
-    /// Of IPv4 alone.
+    /// The identification field; IPv4 only.
     pub identification: u16,
     pub protocol: Protocol,
 }
 
-/// Writes Ethernet and IP headers for a transport header and payload of
-/// `transport_len` bytes; returns the frame from there on. IPv4 datagrams are
-/// sent with don't-fragment set, IPv6's flow label is zero.
+/// Writes Ethernet and IP headers for a transport header and payload of `transport_len`
+/// bytes; returns the frame from there on. IPv4 datagrams are sent with don't-fragment
+/// set; IPv6's flow label is zero.
 #[inline]
 pub(crate) fn output<'a>(
     frame: &'a mut [u8],

@@ -1,6 +1,6 @@
-//! What an acknowledgment does: to the send buffer, the window, the round-trip
-//! time, congestion control and recovery (RFC 9293 §3.10.7.4, fifth; RFC 5961
-//! §5; RFC 7323 §4). In the order of Linux's `tcp_ack`.
+//! Processing of acknowledgments: send buffer, window, round-trip time, congestion
+//! control and recovery. RFC 9293 §3.10.7.4, fifth; RFC 5961 §5; RFC 7323 §4. The steps
+//! have the order of Linux's `tcp_ack()`.
 
 use super::congestion::Acknowledged;
 use super::connection::Connection;
@@ -12,16 +12,16 @@ use super::tail_probe::TailProbe;
 use super::{Time, microseconds, timestamp};
 use tidewall_wire::tcp::{Flags, Header, before};
 
-/// The oldest echo of a timestamp that is believed, in milliseconds.
+/// The oldest timestamp echo that is trusted, in milliseconds.
 const ECHO_MAX: u32 = 120_000;
 
-/// What an acknowledgment says.
+/// The information in an acknowledgment.
 #[derive(Default)]
 pub(super) struct Feedback {
     pub(super) prior_una: u32,
     /// It moved SND.UNA.
     pub(super) advanced: bool,
-    /// It carried neither data nor another window.
+    /// It carried neither data nor a window update.
     pub(super) plain: bool,
     /// It is a duplicate acknowledgment (RFC 5681 §2).
     pub(super) duplicate: bool,
@@ -29,11 +29,11 @@ pub(super) struct Feedback {
     pub(super) ece: bool,
     /// Bytes newly acknowledged, selectively or not.
     pub(super) delivered: u32,
-    /// Some of them selectively.
+    /// Some of them were acknowledged selectively.
     pub(super) sacked: bool,
     /// It has a D-SACK (RFC 2883).
     pub(super) dsack: bool,
-    /// The D-SACK is of the tail-loss probe.
+    /// The D-SACK covers the tail-loss probe.
     pub(super) probe_dsack: bool,
     /// It covers data in flight when recovery began that was never retransmitted
     /// (Linux `FLAG_ORIG_SACK_ACKED`).
@@ -48,13 +48,14 @@ pub(super) struct Feedback {
     pub(super) lost: u32,
     /// Some of them had been retransmitted.
     pub(super) lost_retrans: bool,
-    /// The retransmission timer starts anew.
+    /// The retransmission timer is to be restarted.
     pub(super) restarts_timer: bool,
-    /// Where the first arrived out of order.
+    /// The first sequence number that arrived out of order.
     reordered: Option<u32>,
-    /// When the first and the last left that are acknowledged and were sent once.
+    /// When the first and the last of the acknowledged bytes that were sent once had
+    /// left.
     acknowledged_times: Option<(u32, u32)>,
-    /// The same of what is selectively acknowledged.
+    /// The same for bytes that are selectively acknowledged.
     sacked_times: Option<(u32, u32)>,
 }
 
@@ -66,7 +67,7 @@ impl Feedback {
     }
 }
 
-/// The first and the last of moments.
+/// Extends a pair of first and last moments by one.
 fn extend(times: &mut Option<(u32, u32)>, sent: u32) {
     let (first, last) = times.unwrap_or((sent, sent));
     *times = Some((
@@ -76,8 +77,8 @@ fn extend(times: &mut Option<(u32, u32)>, sent: u32) {
 }
 
 impl Connection {
-    /// The ACK field (RFC 9293 §3.10.7.4, fifth). `plain` without payload and
-    /// FIN. False when the segment is to be dropped.
+    /// Processes the ACK field (RFC 9293 §3.10.7.4, fifth). `plain` marks a segment
+    /// without payload and FIN. Returns false when the segment is to be dropped.
     #[inline]
     pub(super) fn acknowledge(&mut self, header: &Header, plain: bool, now: Time) -> bool {
         let acknowledgment = header.acknowledgment;
@@ -90,7 +91,8 @@ impl Connection {
         let has_sack = self.sack && !header.options.sack.is_empty();
         let ece = self.ecn.is_agreed() && header.flags.contains(Flags::ECE);
         if before(acknowledgment, una) {
-            // RFC 5961 §5.2: one that is older than any window is an attack.
+            // RFC 5961 §5.2: an acknowledgment that is older than any window is an
+            // attack.
             if una.wrapping_sub(acknowledgment) > self.send.max_window {
                 self.challenge(now);
                 return false;
@@ -103,9 +105,9 @@ impl Connection {
         let window = self.scaled_window(header);
         let (old_window, updates) = (self.send.wnd, window != self.send.wnd);
         let advances = acknowledgment != una;
-        // SND.WL1 and SND.WL2 keep old segments from updating the window. One that
-        // acknowledges more is none, although it carries old data again (as Linux): the
-        // old window, counted from what is acknowledged now, would end too far.
+        // SND.WL1 and SND.WL2 keep old segments from updating the window. A segment that
+        // acknowledges more is not old, even if it repeats old data (as Linux). The old
+        // window, counted from the new SND.UNA, would end too far out.
         let newer = advances
             || before(self.send.wl1, header.sequence)
             || updates
@@ -128,13 +130,14 @@ impl Connection {
             self.after_window_opened();
         }
         if self.send.wnd == 0 {
-            // The peer is there: what is sent to a closed window is no loss.
+            // The peer is alive: data sent to a closed window is not lost.
             self.send.retries = 0;
         }
         true
     }
 
-    /// All below `acknowledgment` has arrived: what does not depend on how.
+    /// Everything below `acknowledgment` has arrived: does the updates that do not depend
+    /// on how.
     #[inline]
     fn advance(&mut self, acknowledgment: u32) -> u32 {
         let bytes = acknowledgment.wrapping_sub(self.send.una);
@@ -250,12 +253,12 @@ impl Connection {
         self.release_when_empty(now);
     }
 
-    /// Nothing is in flight; yet a D-SACK may show the last recovery, or probe, to
-    /// have been spurious.
+    /// Nothing is in flight; yet a D-SACK may show that the last recovery, or probe, was
+    /// spurious.
     fn acknowledge_idle(&mut self, header: &Header, plain: bool, now: Time) {
         let mut seen = self.feedback(header, plain);
         if self.is_framed() && self.is_window_closed() {
-            // The peer is there: its window is open, but for no frame.
+            // The peer is alive: its window is open, but too small for a frame.
             self.send.retries = 0;
         }
         if self.sack && !header.options.sack.is_empty() {
@@ -281,8 +284,8 @@ impl Connection {
         }
     }
 
-    /// Takes the blocks of a SACK option (RFC 2018, RFC 2883). Blocks outside of
-    /// what is in flight are forged or old, and not taken.
+    /// Takes the blocks of a SACK option (RFC 2018, RFC 2883). Blocks outside the data in
+    /// flight are forged or old, and are ignored.
     fn take_sack(&mut self, header: &Header, seen: &mut Feedback, now: Time) {
         let blocks = header.options.sack.as_slice();
         let (una, nxt, mss) = (self.send.una, self.send.nxt, u32::from(self.send.mss));
@@ -353,7 +356,7 @@ impl Connection {
         }
         self.counters.dsack_duplicates = self.counters.dsack_duplicates.wrapping_add(segments);
         if self.counters.dsack_duplicates > self.counters.retransmissions {
-            // The network has made copies.
+            // The network has duplicated the segment.
             return false;
         }
         seen.dsack = true;
@@ -362,7 +365,7 @@ impl Connection {
         true
     }
 
-    /// Takes what is acknowledged off the scoreboard.
+    /// Removes acknowledged data from the scoreboard.
     fn clear_acknowledged(&mut self, seen: &mut Feedback, furthest: u32, now: Time) {
         if !seen.advanced {
             return;
@@ -429,7 +432,7 @@ impl Connection {
     /// acknowledgments counted beyond it (Linux `tcp_remove_reno_sacks`).
     fn remove_reno_sacks(&mut self, bytes: u32, seen: &mut Feedback) {
         if seen.retrans_acked {
-            // Progress may be due to the retransmission.
+            // The progress may be due to the retransmission.
             seen.orig_acked = false;
         }
         let mss = u32::from(self.send.mss);
@@ -441,9 +444,9 @@ impl Connection {
         self.set_reno_sacks(left);
     }
 
-    /// A measurement of the round trip (RFC 6298 §3, RFC 7323 §4): from what was
-    /// sent once, acknowledged or selectively so, or else from the echo. In
-    /// microseconds.
+    /// Takes a round-trip sample, in microseconds (RFC 6298 §3, RFC 7323 §4). It comes
+    /// from data that was sent once and is acknowledged, selectively or not; otherwise
+    /// from the echo.
     fn measure(&mut self, seen: &mut Feedback, now: Time) -> Option<u32> {
         let micros = microseconds(now);
         let mut latest = None;
@@ -460,8 +463,8 @@ impl Connection {
             if oldest.is_none() {
                 oldest = Some(sample);
             }
-            // What left after the first was last sent must not put off that one's
-            // timeout again and again.
+            // Data that left after the first segment was last sent must not postpone that
+            // segment's timeout again and again.
             if let Some(head) = self.recovery.board.head()
                 && !seen.advanced
                 && sample > 0
@@ -494,14 +497,14 @@ impl Connection {
         self.counters.delivered = self.counters.delivered.wrapping_add(segments);
     }
 
-    /// Lets congestion control, or the reduction, take what was delivered.
+    /// Reports delivered bytes to congestion control, or to the reduction.
     fn control(&mut self, seen: &Feedback, round_trip: Option<u32>, now: Time) {
         self.count_delivered(seen.delivered);
         if self.recovery.is_reducing() {
             self.reduce_window(seen.delivered, seen.lost, seen.advanced);
             return;
         }
-        // Where reordering is usual, what arrives out of order counts as well.
+        // If reordering is usual, data that arrives out of order counts as well.
         let reorders = self.recovery.rack.reordering > DUPLICATES;
         if !(seen.advanced || reorders && seen.sacked) || seen.delivered == 0 {
             return;
@@ -519,7 +522,7 @@ impl Connection {
         });
     }
 
-    /// The window of a segment; that of a SYN is never scaled (RFC 7323 §2.2).
+    /// The window of a segment; the window of a SYN is never scaled (RFC 7323 §2.2).
     #[inline(always)]
     pub(super) fn scaled_window(&self, header: &Header) -> u32 {
         let scale = if header.flags.contains(Flags::SYN) {
@@ -530,17 +533,17 @@ impl Connection {
         u32::from(header.window) << scale
     }
 
-    /// The peer takes more than it did.
+    /// The peer's window has grown.
     fn after_window_opened(&mut self) {
         if !self.orphan && self.send.una == self.send.nxt && self.unsent() > 0 {
-            // The end of a persist state; output starts a new one if need be.
+            // The persist state ends; output starts a new one if necessary.
             self.timers.stop(super::timers::Timer::Retransmit);
             self.round_trip.backoff = 0;
             self.send.stalled_since = None;
         }
     }
 
-    /// The largest window seen also bounds the segments of a peer that takes little.
+    /// The largest window seen also bounds the segments to a peer with a small window.
     #[cold]
     fn grow_window_max(&mut self, window: u32) {
         let before = std::mem::replace(&mut self.send.max_window, window);

@@ -1,15 +1,15 @@
-//! ACP: a connection that carries frames, in segments that hold whole ones only
+//! ACP: a connection that carries frames, in segments that hold only whole frames
 //! (`tidewall_wire::acp` has their format).
 //!
-//! Sending, a frame is a record of [`push_marks`](super::push_marks): a segment
-//! begins and ends where records do, new or sent again. Receiving, frames are found
-//! as bytes come in order, wherever segments began. A frame is no longer than a
-//! segment, so that neither end ever holds a part of one that cannot be completed.
+//! When sending, a frame is a record of [`push_marks`](super::push_marks): a segment
+//! begins and ends at record boundaries, new or retransmitted. When receiving, frames are
+//! found as bytes arrive in order, wherever segments began. A frame is no longer than a
+//! segment, so neither end ever holds part of a frame that cannot be completed.
 //!
-//! Timestamps and Fast Open are not used: what lies between the ends may make one
-//! connection of several, whose clocks mean nothing to each other. SACK blocks leave in
-//! segments without payload alone, since a frame may fill the others. The path's MTU is not
-//! searched for: a frame cannot be cut to find it out.
+//! Timestamps and Fast Open are not used: a middlebox may make one connection of several,
+//! and their clocks mean nothing to each other. SACK blocks leave only in segments
+//! without payload, since a frame may fill the others. The path's MTU is not probed,
+//! since a frame cannot be cut for that.
 
 use core::ops::Deref;
 
@@ -24,28 +24,28 @@ use super::{Config, Errno, MtuProbing};
 /// Bytes of a frame's header, as a length in sequence numbers.
 const HEADER: u32 = HEADER_LEN as u32;
 
-/// What a connection carries.
+/// The kind of data that a connection carries.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 #[repr(u8)]
 pub enum Framing {
     /// A stream of bytes: TCP.
     #[default]
     Stream = 0,
-    /// Frames; the peer must agree to it in the handshake. One that does not is
-    /// refused with an RST; connecting ends with EPROTONOSUPPORT.
+    /// Frames; the peer must agree to it in the handshake. A peer that does not is
+    /// refused with an RST; connecting fails with EPROTONOSUPPORT.
     Acp = 1,
-    /// Frames, and the peer need not say so: ends over a kernel's TCP cannot send the
-    /// option. One that speaks no ACP fails by its first bytes.
+    /// Frames, and the peer need not confirm it: an end over a kernel TCP socket cannot
+    /// send the option. A peer that does not speak ACP fails by its first bytes.
     AcpUnconfirmed = 2,
 }
 
 impl Framing {
-    /// True where frames are carried.
+    /// True if frames are carried.
     pub const fn is_acp(self) -> bool {
         !matches!(self, Self::Stream)
     }
 
-    /// Frames, where a stream would be carried; as it is otherwise.
+    /// Replaces a stream with frames; leaves other values unchanged.
     #[must_use]
     pub const fn or_acp(self) -> Self {
         match self {
@@ -54,24 +54,24 @@ impl Framing {
         }
     }
 
-    /// Whether a SYN or SYN-ACK with these options is of a peer that will do.
+    /// Whether a SYN or SYN-ACK with these options comes from an acceptable peer.
     pub(super) fn takes(self, options: &Options) -> bool {
         self != Self::Acp || is_offered(options)
     }
 }
 
-/// Whether a SYN with these options is answered with ours.
+/// Whether we confirm the option in the answer to a SYN with these options.
 pub(super) fn answers(config: &Config, options: &Options) -> bool {
     config.framing.is_acp() && is_offered(options)
 }
 
-/// The sender of these options speaks our version of ACP.
+/// Whether the sender of these options speaks our version of ACP.
 fn is_offered(options: &Options) -> bool {
     options.acp() == Some(VERSION)
 }
 
 impl Config {
-    /// The same without what a connection of frames does without.
+    /// Removes the options that a connection of frames does not use.
     pub(super) fn framed(self) -> Self {
         if !self.framing.is_acp() {
             return self;
@@ -90,32 +90,32 @@ impl Config {
     }
 }
 
-/// The least receive buffer of a connection of frames, two of the longest: windows are
-/// offered in steps of a segment, so that one is left for the longest frame, which the
-/// peer will not send in part. The send buffer takes one with what is remembered of it.
+/// The smallest receive buffer of a connection of frames: two frames of the longest kind.
+/// Windows are offered in steps of a segment, so one frame must remain, and the peer does
+/// not send frames in part. The send buffer holds one frame and its bookkeeping.
 pub(super) const fn buffer_min(mss: u16) -> u32 {
     2 * mss as u32
 }
 
-/// Bytes of the send buffer that a frame of so many bytes, its header included, takes
-/// until it is acknowledged.
+/// Bytes of the send buffer that a frame of `size` bytes, header included, takes until it
+/// is acknowledged.
 const fn frame_space(size: usize) -> u32 {
     size as u32 + RECORD_SPACE
 }
 
-/// What a connection of frames knows besides; others have none.
+/// Additional state of a connection of frames; other connections have none.
 #[derive(Clone, Copy)]
 pub(super) struct AcpState {
     /// The peer's SYN or SYN-ACK need not have the option.
     pub(super) unconfirmed: bool,
-    /// The longest frame that is taken, header included: a segment as we announce it.
+    /// The longest frame that is accepted, header included: a segment as we announce it.
     pub(super) largest: u16,
-    /// Something has come that is no frame.
+    /// Bytes have arrived that are not a frame.
     pub(super) broken: bool,
-    /// The owner does not know of it.
+    /// The owner has not been notified of it.
     pub(super) reports: bool,
-    /// Unread bytes, from the first on, that are whole frames. A frame of data is the
-    /// first of them.
+    /// Unread bytes, from the first on, that form whole frames. The first of them is a
+    /// frame of data.
     pub(super) whole: u32,
     /// Frames of data among them.
     pub(super) frames: u32,
@@ -145,13 +145,13 @@ impl Connection {
         self.acp.is_some()
     }
 
-    /// The version that our SYN asks for.
+    /// The version that our SYN offers.
     pub(super) fn acp_offer(&self) -> Option<u8> {
         self.is_framed().then_some(VERSION)
     }
 
-    /// Ends the attempt to connect to a peer that does not speak ACP, and should.
-    /// True if so.
+    /// Ends the attempt to connect to a peer that should speak ACP and does not. Returns
+    /// true if it did so.
     pub(super) fn refuses_without_acp(&mut self, header: &tcp::Header, acknowledges: bool) -> bool {
         let required = self.acp.as_ref().is_some_and(|acp| !acp.unconfirmed);
         if !required || is_offered(&header.options) {
@@ -169,14 +169,14 @@ impl Connection {
 // ---- Sending ------------------------------------------------------------------
 
 impl Connection {
-    /// The most payload of a frame now, in bytes: a segment less the header. It
-    /// becomes less when the path turns out to carry less.
+    /// The largest payload of a frame now, in bytes: a segment less the header. It
+    /// shrinks when the path turns out to carry less.
     pub fn frame_max(&self) -> usize {
         usize::from(self.send.mss).saturating_sub(HEADER_LEN)
     }
 
-    /// What must be free of the send buffer for a writer to be notified that it may write,
-    /// in bytes: the longest frame's space.
+    /// How much of the send buffer must be free before a writer is notified, in bytes:
+    /// the longest frame's space.
     pub(super) fn least_room(&self) -> u32 {
         if self.is_framed() {
             frame_space(self.send.mss.into())
@@ -185,14 +185,16 @@ impl Connection {
         }
     }
 
-    /// Takes a frame to be sent whole, its payload in pieces. `more` says that
-    /// another follows at once, which may share its segment (`MSG_MORE`).
+    /// Takes a frame to be sent whole, its payload in pieces. With `more`, another frame
+    /// follows at once, which may share its segment (`MSG_MORE`).
     ///
     /// # Errors
-    /// [`Errno::MSGSIZE`] for more than [`Connection::frame_max`]; [`Errno::AGAIN`]
-    /// when the buffer has no room for all of it, enough waits to be sent, or the
-    /// handshake is not complete; [`Errno::INVAL`] for a connection that carries a
-    /// stream; otherwise as [`Connection::write`].
+    /// Returns:
+    /// - [`Errno::MSGSIZE`] for more than [`Connection::frame_max`];
+    /// - [`Errno::AGAIN`] when the buffer has no room for all of it, enough waits to be
+    ///   sent, or the handshake is not complete;
+    /// - [`Errno::INVAL`] for a connection that carries a stream;
+    /// - otherwise as [`Connection::write`].
     pub fn write_frame<P: Deref<Target = [u8]>>(
         &mut self,
         pieces: &[P],
@@ -227,7 +229,7 @@ impl Connection {
         Ok(())
     }
 
-    /// The frames that are not sent yet and may be now; something is unsent, and the
+    /// Returns the unsent frames that may be sent now. Something is unsent, and the
     /// window is not closed.
     #[cold]
     pub(super) fn plan_frames(&self) -> Option<Plan> {
@@ -253,7 +255,7 @@ impl Connection {
         (!all || length == mss || self.may_send_small()).then_some(Plan::New { length })
     }
 
-    /// Whole frames from `sequence` on, at most up to `end`, once more.
+    /// Whole frames from `sequence` on, at most up to `end`, to be retransmitted.
     #[cold]
     pub(super) fn retransmission_of_frames(&self, sequence: u32, end: u32) -> Plan {
         let length = self.frames_from(sequence, end.wrapping_sub(sequence));
@@ -263,8 +265,8 @@ impl Connection {
         Plan::Retransmit { sequence, length }
     }
 
-    /// Bytes of the frames from `sequence` on that fit into `most`, of the first one
-    /// at least.
+    /// Bytes of the frames from `sequence` on that fit into `most`; at least the first
+    /// frame's.
     fn frames_from(&self, sequence: u32, most: u32) -> u32 {
         let marks = &self.send.push_marks;
         marks
@@ -273,7 +275,7 @@ impl Connection {
             .map_or(most, |end| end.wrapping_sub(sequence))
     }
 
-    /// Bytes of the first segment that is not acknowledged, at most.
+    /// Bytes of the first unacknowledged segment, at most.
     pub(super) fn head_segment(&self) -> u32 {
         let mss = self.send.mss.into();
         if self.is_framed() {
@@ -283,7 +285,8 @@ impl Connection {
         }
     }
 
-    /// True when the peer's window is too small for the next frame: as good as closed.
+    /// True when the peer's window is too small for the next frame, which counts as
+    /// closed.
     pub(super) fn is_window_closed(&self) -> bool {
         let usable = self.send.wnd.saturating_sub(self.send.outstanding());
         let next = match &self.acp {
@@ -293,7 +296,8 @@ impl Connection {
         usable < next
     }
 
-    /// A frame that was taken has become too long for the path, and cannot be cut.
+    /// Ends the connection: an accepted frame has become too long for the path and cannot
+    /// be cut.
     #[cold]
     pub(super) fn end_for_frame_too_long(&mut self) {
         self.fail(Errno::MSGSIZE);
@@ -304,7 +308,7 @@ impl Connection {
 // ---- Receiving ----------------------------------------------------------------
 
 impl Connection {
-    /// True while none of the frames that unread bytes are of is whole.
+    /// True while no unread frame is whole.
     #[inline]
     pub(super) fn lacks_frame(&self) -> bool {
         self.acp.as_ref().is_some_and(|acp| acp.frames == 0)
@@ -320,15 +324,15 @@ impl Connection {
         Some(bytes)
     }
 
-    /// The header of the first frame, which is whole.
+    /// The header of the first frame. The frame is whole.
     fn first_frame(&self) -> Option<Header> {
         let whole = self.acp.as_ref().is_some_and(|acp| acp.whole > 0);
         let bytes = self.frame_header(0).filter(|_| whole)?;
         Header::parse(bytes).ok()
     }
 
-    /// Finds the frames that have become whole. What is none ends the connection:
-    /// the peer is reset, and the reader gets EPROTO behind what was whole before.
+    /// Finds frames that have become whole. Bytes that are not a frame end the
+    /// connection: the peer is reset, and the reader gets EPROTO after the whole frames.
     #[cold]
     pub(super) fn scan_frames(&mut self) {
         while let Some(acp) = &self.acp {
@@ -373,21 +377,21 @@ impl Connection {
         self.pending.add(Pending::RESET);
     }
 
-    /// True, once, when the connection has ended because something came that is no
+    /// True, once, when the connection has ended because bytes arrived that are not a
     /// frame: [`DropReason::AcpFraming`](crate::DropReason::AcpFraming).
     pub fn take_framing_error(&mut self) -> bool {
         let acp = self.acp.as_deref_mut();
         acp.is_some_and(|acp| core::mem::take(&mut acp.reports))
     }
 
-    /// The payload of the first frame that waits, in up to two pieces; `None` while
-    /// none is whole. Null frames are never seen.
+    /// The payload of the first waiting frame, in up to two pieces; `None` while no frame
+    /// is whole. Null frames are never returned.
     pub fn frame(&self) -> Option<[&[u8]; 2]> {
         let length = self.first_frame()?.length.into();
         Some(self.receive.assembler.unread_at(HEADER, length))
     }
 
-    /// Forgets the first frame: it was read.
+    /// Removes the first frame, which was read.
     pub fn consume_frame(&mut self) {
         loop {
             let Some(header) = self.first_frame() else {
@@ -399,7 +403,7 @@ impl Connection {
                 acp.frames -= u32::from(header.kind == Kind::Data);
             }
             self.consume(size as usize);
-            // Null frames behind it go with it.
+            // Null frames after it are removed with it.
             if self
                 .first_frame()
                 .is_none_or(|next| next.kind == Kind::Data)
@@ -409,12 +413,12 @@ impl Connection {
         }
     }
 
-    /// Reads a frame: how long its payload is, of which as much was copied as
-    /// `buffer` holds; the rest is lost. `None` is the end of what the peer sends.
+    /// Reads a frame and returns the length of its payload. As much is copied as `buffer`
+    /// holds; the rest is lost. `None` is the end of the peer's data.
     ///
     /// # Errors
-    /// [`Errno::AGAIN`] while no frame is whole; once, what ended the connection:
-    /// EPROTO for something that is no frame.
+    /// [`Errno::AGAIN`] while no frame is whole. Once, the error that ended the
+    /// connection: EPROTO for bytes that are not a frame.
     pub fn read_frame(&mut self, buffer: &mut [u8]) -> Result<Option<usize>, Errno> {
         let Some(pieces) = self.frame() else {
             return self.nothing_to_read().map(|()| None);
@@ -432,7 +436,7 @@ impl Connection {
         Ok(Some(length))
     }
 
-    /// Why there is nothing to read: no error at the end of what the peer sends.
+    /// Returns why there is nothing to read; no error at the end of the peer's data.
     ///
     /// # Errors
     /// As [`Connection::read`].

@@ -1,27 +1,28 @@
-//! What an application does with a connection: reading, writing, asking.
+//! The application's operations on a connection: read, write, query.
 
 use super::connection::Connection;
 use super::timers::Timer;
 use super::{Errno, FourTuple, State};
 
-/// How a write is meant: flags of `send(2)`.
+/// Flags of a write, as of `send(2)`.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub struct SendFlags {
-    /// More follows at once (`MSG_MORE`): what does not fill a segment waits for
-    /// the next write, for an acknowledgment, or for 200 ms, and nothing is pushed
-    /// but the end of a record.
+    /// More follows at once (`MSG_MORE`). Data that does not fill a segment waits for the
+    /// next write, for an acknowledgment, or for 200 ms. Nothing is pushed except the end
+    /// of a record.
     pub more: bool,
-    /// A record ends with the last byte (`MSG_EOR`): no segment carries bytes from
-    /// before and after it, when they are retransmitted neither. It counts once all
-    /// bytes are taken. The peer does not know (TCP has no records), but it sees
-    /// them in segments of their own as long as nobody in between puts segments
-    /// together. Each record takes eight bytes of the send buffer until it is
-    /// acknowledged.
+    /// A record ends with the last byte (`MSG_EOR`). No segment carries bytes from before
+    /// and after it, retransmitted or not. The flag counts only once all bytes are
+    /// accepted.
+    ///
+    /// The peer is not notified (TCP has no records), but it sees records in segments of
+    /// their own as long as no middlebox merges segments. Each record takes eight bytes
+    /// of the send buffer until it is acknowledged.
     pub record: bool,
 }
 
 impl Connection {
-    /// True when a read would not be [`Errno::AGAIN`]: data (a whole frame, where
+    /// True when a read would not return [`Errno::AGAIN`]: data (a whole frame, where
     /// frames are carried), the end of the stream, or an error.
     #[inline]
     pub fn readable(&self) -> bool {
@@ -33,8 +34,8 @@ impl Connection {
     }
 
     /// True when a third of the send buffer is free and less than half of
-    /// [`Connection::not_sent_low_water`] waits to be sent, as Linux has it, or when a
-    /// write would fail. Where frames are carried, the longest fits, too.
+    /// [`Connection::not_sent_low_water`] is unsent, as on Linux. On a connection of
+    /// frames the longest frame must fit, too. Also true when a write would fail.
     #[inline]
     pub fn writable(&self) -> bool {
         if self.send.closed || self.error.is_some() || self.state == State::Closed {
@@ -48,9 +49,8 @@ impl Connection {
             && (mark == u32::MAX || self.unsent() < mark.div_ceil(2))
     }
 
-    /// True while an acknowledgment changes nothing that anybody waits for: all was sent,
-    /// there is room to write, nothing is missing, and a side that lacks a segment says
-    /// so (SACK).
+    /// True while no waiter needs the next acknowledgment. All was sent, there is room to
+    /// write, nothing is missing, and an end that lacks a segment reports it (SACK).
     #[inline]
     #[must_use]
     pub fn acknowledgments_may_wait(&self) -> bool {
@@ -67,7 +67,7 @@ impl Connection {
             && self.writable()
     }
 
-    /// True when the application has written anything that is not acknowledged yet.
+    /// True when the application has written data that is not acknowledged yet.
     #[must_use]
     pub fn has_written(&self) -> bool {
         self.held() > 0
@@ -87,19 +87,19 @@ impl Connection {
         matches!(self.state, State::Established | State::CloseWait) || self.is_fast_opening()
     }
 
-    /// What is in order and not read, in up to two pieces.
+    /// Data in order that is not read, in up to two pieces.
     pub fn received(&self) -> [&[u8]; 2] {
         self.receive.assembler.unread_slices()
     }
 
-    /// Sequence number after what has come in order, the peer's FIN included: it
+    /// Sequence number after the data received in order, the peer's FIN included. It
     /// moves when there is something new to read.
     #[inline]
     pub fn rcv_nxt(&self) -> u32 {
         self.next_expected()
     }
 
-    /// Forgets up to `bytes` of [`Connection::received`]: they were read.
+    /// Removes up to `bytes` of [`Connection::received`], which were read.
     pub fn consume(&mut self, bytes: usize) {
         let bytes = self.receive.assembler.consume(bytes);
         if bytes > 0 {
@@ -110,11 +110,10 @@ impl Connection {
         }
     }
 
-    /// Reads what is in order; `Ok(0)` is the end of the stream (or an empty
-    /// `buffer`).
+    /// Reads data in order; `Ok(0)` is the end of the stream (or an empty `buffer`).
     ///
     /// # Errors
-    /// [`Errno::AGAIN`] when there is nothing yet; once, what ended the
+    /// [`Errno::AGAIN`] when there is no data yet; once, the error that ended the
     /// connection.
     pub fn read(&mut self, buffer: &mut [u8]) -> Result<usize, Errno> {
         let mut copied = 0;
@@ -139,14 +138,15 @@ impl Connection {
         self.nothing_to_read().map(|()| 0)
     }
 
-    /// Takes bytes to be sent, as many as the buffer holds, and pushes them.
+    /// Accepts as many bytes to send as the buffer holds, and pushes them.
     ///
     /// # Errors
-    /// [`Errno::AGAIN`] when it holds none, enough waits to be sent
-    /// ([`Connection::set_not_sent_low_water`]), or the handshake is not complete and
-    /// the SYN takes no data ([`Connection::connect_fast`]);
-    /// once, what ended the connection; then, and after a shutdown for writing,
-    /// [`Errno::PIPE`].
+    /// Returns:
+    /// - [`Errno::AGAIN`] when the buffer holds none, enough waits to be sent
+    ///   ([`Connection::set_not_sent_low_water`]), or the handshake is not complete and
+    ///   the SYN takes no data ([`Connection::connect_fast`]);
+    /// - once, the error that ended the connection;
+    /// - then, and after a shutdown for writing, [`Errno::PIPE`].
     pub fn write(&mut self, bytes: &[u8]) -> Result<usize, Errno> {
         let taken = self.take(bytes)?;
         self.more = false;
@@ -156,8 +156,8 @@ impl Connection {
         Ok(taken)
     }
 
-    /// As [`Connection::write`], meant in another way. When it takes less than all,
-    /// flags count for nothing: what was taken is pushed.
+    /// As [`Connection::write`], with flags. When it accepts less than all, the flags do
+    /// not count: the accepted bytes are pushed.
     ///
     /// # Errors
     /// As [`Connection::write`].
@@ -167,9 +167,9 @@ impl Connection {
         Ok(taken)
     }
 
-    /// Takes up to `wanted` bytes that `fill` puts into the send buffer's own memory, which
-    /// comes in up to two pieces. Returns how many it did, as `fill` says. Bytes that `fill`
-    /// did not have are none that the buffer had no room for.
+    /// Accepts up to `wanted` bytes that `fill` writes directly into the send buffer's
+    /// memory, which comes in up to two pieces. Returns the number of bytes, as `fill`
+    /// reports it. Bytes that `fill` did not have do not count as bytes without room.
     ///
     /// # Errors
     /// As [`Connection::write`]; those of `fill`, when nothing is taken.
@@ -190,7 +190,7 @@ impl Connection {
         Ok(taken)
     }
 
-    /// Notes what the last bytes written mean.
+    /// Records what the flags of the last write mean.
     #[inline]
     fn end_part(&mut self, taken: usize, complete: bool, flags: SendFlags) {
         self.more = flags.more && complete;
@@ -214,7 +214,7 @@ impl Connection {
         Ok(())
     }
 
-    /// Bytes that the send buffer takes now.
+    /// Bytes that the send buffer accepts now.
     #[inline]
     fn room_to_write(&mut self) -> Result<usize, Errno> {
         self.check_writable()?;
@@ -248,7 +248,7 @@ impl Connection {
         Ok(taken.len())
     }
 
-    /// Bytes that may be written by [`Connection::not_sent_low_water`].
+    /// Bytes that may be written under [`Connection::not_sent_low_water`].
     #[cold]
     pub(super) fn room_by_low_water(&self) -> u32 {
         let burst = self.largest_burst();
@@ -259,7 +259,7 @@ impl Connection {
             .saturating_sub(self.unsent())
     }
 
-    /// What was written is pushed.
+    /// Marks everything written so far as pushed.
     #[inline]
     pub(super) fn push(&mut self) {
         let (at, first, next) = (self.send.write_seq, self.send.una, self.send.nxt);
@@ -271,17 +271,17 @@ impl Connection {
         self.state
     }
 
-    /// The two ends.
+    /// The two endpoints.
     pub fn flow(&self) -> &FourTuple {
         &self.flow
     }
 
-    /// What ended the connection, if it was not reported yet (`SO_ERROR`).
+    /// The error that ended the connection, if it was not reported yet (`SO_ERROR`).
     pub fn take_error(&mut self) -> Option<Errno> {
         self.error.take()
     }
 
-    /// True while [`Connection::take_error`] has something to take.
+    /// True while [`Connection::take_error`] would return an error.
     pub fn has_error(&self) -> bool {
         self.error.is_some()
     }
@@ -296,8 +296,8 @@ impl Connection {
         self.send.closed || self.state == State::Closed
     }
 
-    /// True for an established connection that holds no data and no buffers and
-    /// waits for nothing but its keepalive timer.
+    /// True for an established connection that holds no data and no buffers and waits
+    /// only for its keepalive timer.
     pub fn is_idle(&self) -> bool {
         self.state == State::Established
             && !self.wants_output()

@@ -1,17 +1,17 @@
-//! The receive buffer: a queue of what is in order, and apart from it what lies
-//! beyond holes ([`out_of_order`](super::out_of_order)).
+//! The receive buffer: a queue of data in order, and separate from it the data beyond
+//! holes ([`out_of_order`](super::out_of_order)).
 //!
-//! Memory is that of what has come: neither a segment at the far end of the window
-//! nor a thousand ranges of one byte make more of the window resident.
+//! Memory is proportional to the data received. Neither a segment at the far end of the
+//! window nor a thousand ranges of one byte make more of the window resident.
 
 use super::byte_queue::ByteQueue;
 use super::out_of_order::{Kept, OutOfOrderQueue, QueueLimits};
 use tidewall_wire::tcp::{SackBlocks, before};
 
-/// What a segment did.
+/// The result of inserting a segment.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) enum Inserted {
-    /// So many bytes more are in order.
+    /// This many more bytes are in order.
     InOrder(u32),
     /// It lies beyond a hole and is kept.
     Beyond,
@@ -23,11 +23,11 @@ pub(super) enum Inserted {
     NoMemory,
 }
 
-/// What an [`Assembler`] may take; asked for only when that decides.
+/// Limits of an [`Assembler`]; computed only when they decide.
 pub(super) trait ReceiveLimits {
-    /// What may be held beyond holes.
+    /// How much may be held beyond holes.
     fn beyond(&self) -> QueueLimits;
-    /// Whether it may grow for so many bytes in order after those not read.
+    /// Whether the buffer may grow for `bytes` in order beyond the unread ones.
     fn in_order(&self, unread: u32, bytes: usize) -> bool;
 }
 
@@ -43,7 +43,7 @@ impl ReceiveLimits for QueueLimits {
 
 #[derive(Default)]
 pub(super) struct Assembler {
-    /// Bytes in order that nobody has read.
+    /// Unread bytes in order.
     data: ByteQueue,
     /// The sequence number after them.
     next: u32,
@@ -51,13 +51,13 @@ pub(super) struct Assembler {
     disorder: Option<Box<Disorder>>,
 }
 
-/// What is out of order, and what is to be reported of it.
+/// Data out of order, and what is to be reported of it.
 #[derive(Default)]
 struct Disorder {
     out_of_order: OutOfOrderQueue,
-    /// The duplicate that the next D-SACK reports (RFC 2883); empty if none.
+    /// The duplicate that the next D-SACK reports (RFC 2883); empty if there is none.
     duplicate: (u32, u32),
-    /// Where the peer's FIN is, while it lies beyond a hole.
+    /// Position of the peer's FIN, while it lies beyond a hole.
     fin: Option<u32>,
 }
 
@@ -73,7 +73,7 @@ impl Disorder {
 }
 
 impl Assembler {
-    /// An empty one that expects `next`.
+    /// Returns an empty assembler that expects `next`.
     pub(super) fn new(next: u32) -> Self {
         Self {
             next,
@@ -81,12 +81,12 @@ impl Assembler {
         }
     }
 
-    /// The next sequence number expected, FIN aside.
+    /// The next sequence number expected, without the FIN.
     pub(super) fn next(&self) -> u32 {
         self.next
     }
 
-    /// Bytes in order that nobody has read.
+    /// Unread bytes in order.
     pub(super) fn unread(&self) -> u32 {
         self.data.len()
     }
@@ -115,9 +115,9 @@ impl Assembler {
         }
     }
 
-    /// Notes that what lies between two sequence numbers has come again. What
-    /// touches the last note joins it, as long as both lie on one side of RCV.NXT:
-    /// a block across it would mean nothing to the peer.
+    /// Records that the data between two sequence numbers has arrived again. A duplicate
+    /// adjacent to the last one is merged with it if both lie on one side of RCV.NXT. A
+    /// block across RCV.NXT would mean nothing to the peer.
     #[cold]
     pub(super) fn note_duplicate(&mut self, mut first: u32, mut end: u32) {
         let expected = self.next;
@@ -140,7 +140,7 @@ impl Assembler {
         self.end_disorder();
     }
 
-    /// The D-SACK was sent.
+    /// Records that the D-SACK was sent.
     #[inline]
     pub(super) fn duplicate_reported(&mut self) {
         if self.disorder.is_some() {
@@ -162,7 +162,7 @@ impl Assembler {
         self.end_disorder();
     }
 
-    /// Notes where the peer's FIN is beyond a hole; nothing once it is in order.
+    /// Records the position of the peer's FIN beyond a hole; `None` once it is in order.
     pub(super) fn note_fin(&mut self, fin: Option<u32>) {
         self.disorder().fin = fin;
         self.end_disorder();
@@ -174,13 +174,13 @@ impl Assembler {
         self.disorder.is_some()
     }
 
-    /// The end of what lies furthest beyond a hole, if anything does.
+    /// The end of the furthest data beyond a hole, if there is any.
     pub(super) fn furthest(&self) -> Option<u32> {
         self.out_of_order()?.furthest()
     }
 
-    /// Takes bytes at `sequence`. The caller has cut off what lies outside the
-    /// window; what was received before is cut off here.
+    /// Takes bytes at `sequence`. The caller has cut off the part outside the window; the
+    /// part received before is cut off here.
     #[inline]
     pub(super) fn insert(
         &mut self,
@@ -214,8 +214,8 @@ impl Assembler {
         Inserted::InOrder(advanced)
     }
 
-    /// How far order reaches when `advanced` bytes have come in order; `noted` when
-    /// a duplicate was noted for their segment already.
+    /// Returns how far data is in order after `advanced` bytes have arrived in order.
+    /// `noted` is set when a duplicate was already recorded for their segment.
     #[cold]
     fn close_holes(&mut self, advanced: u32, noted: bool) -> u32 {
         let mut reached = self.next.wrapping_add(advanced);
@@ -255,8 +255,8 @@ impl Assembler {
         }
     }
 
-    /// The blocks of a SACK option: first what has come again (RFC 2883 §4).
-    /// A FIN counts as a byte.
+    /// The blocks of a SACK option, the duplicate first (RFC 2883 §4). A FIN counts as a
+    /// byte.
     pub(super) fn sack(&self) -> SackBlocks {
         let mut blocks = SackBlocks::default();
         let Some(disorder) = self.disorder.as_deref() else {
@@ -279,33 +279,33 @@ impl Assembler {
         blocks
     }
 
-    /// What is in order and not read.
+    /// Unread data in order.
     pub(super) fn unread_slices(&self) -> [&[u8]; 2] {
         self.data.slices(0, self.data.len())
     }
 
-    /// Up to `length` bytes of that, `offset` bytes behind the first.
+    /// Up to `length` bytes of that, from `offset` bytes after the first.
     pub(super) fn unread_at(&self, offset: u32, length: u32) -> [&[u8]; 2] {
         let rest = self.data.len().saturating_sub(offset);
         self.data.slices(offset, length.min(rest))
     }
 
-    /// Forgets up to `bytes` that were read; returns how many.
+    /// Removes up to `bytes` that were read; returns their number.
     pub(super) fn consume(&mut self, bytes: usize) -> u32 {
         self.data.consume(u32::try_from(bytes).unwrap_or(u32::MAX))
     }
 
-    /// Gives the memory back that holds nothing.
+    /// Frees memory that holds no data.
     pub(super) fn release_if_empty(&mut self) {
         self.data.release_if_empty();
     }
 
-    /// Drops what lies beyond holes, and gives back what is not needed for the rest.
+    /// Drops data beyond holes, and frees the memory that the rest does not need.
     pub(super) fn prune(&mut self) {
         if let Some(disorder) = self.disorder.as_deref_mut() {
             disorder.out_of_order = OutOfOrderQueue::default();
             if before(self.next, disorder.duplicate.1) {
-                // Without its range it would say that it is held.
+                // Without its range, the report would state that the data is held.
                 disorder.duplicate = (0, 0);
             }
         }
@@ -317,26 +317,26 @@ impl Assembler {
         *self = Self::new(self.next);
     }
 
-    /// Bytes allocated for what is in order.
+    /// Bytes allocated for data in order.
     #[inline]
     pub(super) fn capacity(&self) -> usize {
         self.data.capacity()
     }
 
-    /// Bytes of memory for what lies beyond holes.
+    /// Bytes of memory for data beyond holes.
     #[inline]
     pub(super) fn out_of_order_memory(&self) -> usize {
         self.out_of_order().map_or(0, OutOfOrderQueue::memory)
     }
 
-    /// What lies beyond holes, for [`freeze`](super::freeze).
+    /// Data beyond holes, for [`freeze`](super::freeze).
     pub(super) fn beyond(&self) -> impl Iterator<Item = (u32, [&[u8]; 2])> {
         self.out_of_order()
             .into_iter()
             .flat_map(OutOfOrderQueue::data)
     }
 
-    /// Fills an empty one, for [`freeze`](super::freeze): data that ends at
+    /// Fills an empty assembler, for [`freeze`](super::freeze), with data that ends at
     /// [`Assembler::next`].
     pub(super) fn restore_unread(&mut self, bytes: &[u8]) {
         self.data.push(bytes);

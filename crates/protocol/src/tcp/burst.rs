@@ -1,14 +1,14 @@
-//! Bursts: how much leaves together, and who cuts it into segments. As Linux,
-//! which cuts in software what the device does not (GSO), bursts are the same
-//! whether the device cuts or not; only the last segment of one carries PSH.
+//! Bursts: how much is sent together, and what cuts it into segments. Linux cuts in
+//! software what the device does not (GSO). So here, too, bursts are the same whether the
+//! device cuts them or not; only the last segment of a burst carries PSH.
 
 use super::connection::{Connection, count};
 use super::ecn::ECT_0;
 use super::{Outgoing, Time};
 use tidewall_wire::tcp::{Flags, Header, before};
 
-/// The longest payload of one IP datagram beside the longest headers: what a burst
-/// is bounded by, whether the device cuts it or not.
+/// The longest payload of one IP datagram beside the longest headers. It bounds a burst,
+/// whether the device cuts it or not.
 const BURST_MAX: u32 = 65_535 - 60 - 60;
 
 impl Connection {
@@ -19,7 +19,7 @@ impl Connection {
         self.config.offload = bytes;
     }
 
-    /// The most payload that leaves as one burst: full segments only.
+    /// The largest payload that leaves as one burst: full segments only.
     #[inline]
     pub(super) fn burst(&self, mss: u32) -> u32 {
         // CWR and SACK blocks are sent once: with one segment, not with each of many.
@@ -31,7 +31,7 @@ impl Connection {
         (most - most % mss).max(mss)
     }
 
-    /// What the device cuts, or, where it cuts nothing, what it could at most.
+    /// The size that the device cuts or, if it cuts nothing, the most it could cut.
     #[inline]
     fn burst_max(&self) -> u32 {
         match self.config.offload {
@@ -40,7 +40,7 @@ impl Connection {
         }
     }
 
-    /// The most payload of a burst, whatever the congestion window: at most half of
+    /// The largest payload of a burst, whatever the congestion window: at most half of
     /// the largest window (Linux `tcp_xmit_size_goal`). At least a segment.
     pub(super) fn largest_burst(&self) -> u32 {
         let mss = u32::from(self.send.mss).max(1);
@@ -48,8 +48,8 @@ impl Connection {
         (most - most % mss).max(mss)
     }
 
-    /// Gives a burst to the caller, cut into segments where the device cuts none.
-    /// Returns how much of the payload has left, `None` for nothing at all.
+    /// Passes a burst to the caller, cut into segments if the device cuts none. Returns
+    /// how much of the payload has left; `None` if nothing has.
     #[inline(always)]
     pub(super) fn give_burst(
         &mut self,
@@ -89,12 +89,12 @@ impl Connection {
         (left > 0).then_some(left)
     }
 
-    /// Whether what is acknowledged beyond SND.NXT has left all the same: the first segments of
-    /// a burst that the device has dropped in the middle. They count as sent from now on.
+    /// Whether data acknowledged beyond SND.NXT was sent after all: the first segments of
+    /// a burst that the device dropped midway. They count as sent from now on.
     #[cold]
     pub(super) fn has_left(&mut self, acknowledgment: u32, now: Time) -> bool {
         let length = acknowledgment.wrapping_sub(self.send.nxt);
-        // A handshake leaves SND.NXT one beyond what was offered.
+        // A handshake leaves SND.NXT one beyond `offered`.
         let offered = self.send.offered.wrapping_sub(self.send.nxt) as i32;
         if length > offered.max(0) as u32 {
             return false;
@@ -103,8 +103,8 @@ impl Connection {
         true
     }
 
-    /// Gives a segment to the caller; the payload is an offset into the send
-    /// buffer and a length; `size` is that of a full segment.
+    /// Passes a segment to the caller. The payload is an offset into the send buffer and
+    /// a length; `size` is that of a full segment.
     #[inline(always)]
     pub(super) fn give(
         &mut self,
@@ -114,7 +114,7 @@ impl Connection {
         send: &mut dyn FnMut(&Outgoing<'_>) -> bool,
     ) -> bool {
         let mut traffic_class = self.config.traffic_class;
-        // What is retransmitted is not marked (RFC 3168 §6.1.5).
+        // Retransmissions are not marked (RFC 3168 §6.1.5).
         let new = !before(header.sequence, self.send.nxt);
         if self.ecn.is_agreed() && length > 0 && new {
             traffic_class |= ECT_0;

@@ -1,9 +1,9 @@
-//! Bytes in the order of the stream: what was written and not acknowledged, what
-//! has come and was not read, and what waits beyond a hole.
+//! Bytes in the order of the stream: written but not acknowledged, received but not read,
+//! or waiting beyond a hole.
 
 use super::ring::{KEEP_ABOVE, Ring};
 
-/// Bytes that are added at the end and forgotten from the start.
+/// Bytes that are added at the end and removed from the start.
 #[derive(Default)]
 pub(super) struct ByteQueue {
     ring: Ring,
@@ -17,15 +17,15 @@ impl ByteQueue {
         self.len
     }
 
-    /// Adds bytes at the end; how many is the caller's to bound.
+    /// Adds bytes at the end; the caller bounds their number.
     #[inline]
     pub(super) fn push(&mut self, bytes: &[u8]) {
         self.ring.write(self.len as usize, bytes);
         self.len += bytes.len() as u32;
     }
 
-    /// Adds bytes at the end that `fill` puts into up to two pieces of memory, `length`
-    /// bytes in all. Returns how many it did, as `fill` says.
+    /// Adds bytes at the end that `fill` writes into up to two pieces of memory, `length`
+    /// bytes in all. Returns their number, as `fill` reports it.
     ///
     /// # Errors
     /// Those of `fill`; nothing is added then.
@@ -39,14 +39,14 @@ impl ByteQueue {
         Ok(filled)
     }
 
-    /// Whether adding so many bytes needs more memory.
+    /// Whether adding `bytes` bytes needs more memory.
     #[inline]
     pub(super) fn grows_with(&self, bytes: usize) -> bool {
         self.len as usize + bytes > self.ring.capacity()
     }
 
-    /// Adds all of another at the end. The shorter of the two is copied: a hole
-    /// that is filled before megabytes costs no more than what fills it.
+    /// Adds all bytes of another queue at the end. The shorter of the two is copied:
+    /// filling a hole before megabytes of data costs no more than the bytes that fill it.
     pub(super) fn append(&mut self, mut other: Self) {
         if other.len <= self.len {
             for piece in other.slices(0, other.len) {
@@ -62,7 +62,7 @@ impl ByteQueue {
         *self = other;
     }
 
-    /// Forgets bytes from the start; returns how many there were to forget.
+    /// Removes bytes from the start; returns how many were there to remove.
     #[inline]
     pub(super) fn consume(&mut self, bytes: u32) -> u32 {
         let bytes = bytes.min(self.len);
@@ -72,7 +72,8 @@ impl ByteQueue {
             if self.ring.capacity() <= KEEP_ABOVE {
                 self.ring.release();
             } else {
-                // The processor's cache has the beginning sooner than what comes next.
+                // The CPU cache has the start of the memory sooner than the bytes that
+                // come next.
                 self.ring.rewind();
             }
         }
@@ -85,14 +86,14 @@ impl ByteQueue {
         self.ring.slices(offset as usize, length as usize)
     }
 
-    /// Gives the memory back when it holds nothing.
+    /// Frees the memory when it holds no data.
     pub(super) fn release_if_empty(&mut self) {
         if self.len == 0 {
             self.ring.release();
         }
     }
 
-    /// Gives back what is not needed for what it holds.
+    /// Frees the memory that its data does not need.
     pub(super) fn fit(&mut self) {
         self.ring.fit(self.len as usize);
     }

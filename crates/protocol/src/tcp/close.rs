@@ -1,5 +1,5 @@
-//! The ends of a connection: shutdown, close, reset, failure, and what timers
-//! and ICMP errors do to it.
+//! How a connection ends: shutdown, close, reset, failure, and the effects of timers and
+//! ICMP errors.
 
 use core::time::Duration;
 
@@ -12,19 +12,19 @@ use crate::errno;
 use crate::icmp::FlowError;
 use tidewall_wire::tcp::before;
 
-/// The least path MTU, less headers, that an ICMP error can bring about over
-/// IPv4 (RFC 9293 §3.7.1: every host takes 576 bytes).
+/// The lowest path MTU, less headers, that an ICMP error can set over IPv4 (RFC 9293
+/// §3.7.1: every host accepts 576 bytes).
 pub(super) const PATH_MSS_MIN_V4: u16 = 536;
 
 /// The same over IPv6, whose links carry 1280 bytes.
 pub(super) const PATH_MSS_MIN_V6: u16 = 1220;
 
 impl Connection {
-    /// Closes one half or both, as `shutdown(2)`. Unread data stays readable;
-    /// what was written is sent.
+    /// Closes one half or both, as `shutdown(2)`. Unread data stays readable; written
+    /// data is still sent.
     ///
     /// # Errors
-    /// [`Errno::NOTCONN`] when there is no connection (yet).
+    /// [`Errno::NOTCONN`] when there is no connection, or none yet.
     pub fn shutdown(&mut self, how: Shutdown, _now: Time) -> Result<(), Errno> {
         if matches!(self.state, State::Closed | State::SynSent) {
             return Err(Errno::NOTCONN);
@@ -50,10 +50,10 @@ impl Connection {
         };
     }
 
-    /// The application is done with the connection. What was written is still
-    /// sent, unless something unread shows that the peer's data was lost (RFC
-    /// 2525 §2.17) or `linger` is zero: then the peer gets an RST. Any other
-    /// `linger` is for the caller: how long it waits for [`Connection::state`].
+    /// Closes the connection for its application. Written data is still sent. But the
+    /// peer gets an RST if unread data shows that its data was lost (RFC 2525 §2.17), or
+    /// if `linger` is zero. Any other `linger` concerns the caller: it is how long the
+    /// caller waits for [`Connection::state`].
     ///
     /// The caller keeps the connection, without its application, until it is in
     /// [`State::Closed`] with nothing to send, or [`Connection::time_wait`].
@@ -94,7 +94,7 @@ impl Connection {
         }
     }
 
-    /// The peer has sent an acceptable RST (RFC 9293 §3.10.7.4, second).
+    /// Processes an acceptable RST from the peer (RFC 9293 §3.10.7.4, second).
     pub(super) fn reset_by_peer(&mut self) {
         let error = match self.state {
             State::SynReceived if !self.is_opened_by_syn() => Errno::CONNREFUSED,
@@ -107,7 +107,7 @@ impl Connection {
         self.fail(error);
     }
 
-    /// Ends the connection with an error for the application; the peer gets nothing.
+    /// Ends the connection with an error for the application; the peer is not notified.
     pub fn fail(&mut self, error: Errno) {
         self.finish();
         self.set_error(error);
@@ -119,7 +119,7 @@ impl Connection {
         }
     }
 
-    /// To CLOSED; what was received stays readable.
+    /// Moves to CLOSED; received data stays readable.
     pub(super) fn finish(&mut self) {
         self.state = State::Closed;
         self.pending = Pending(0);
@@ -133,10 +133,10 @@ impl Connection {
         }
     }
 
-    /// What is left to be remembered, once the connection is in TIME-WAIT and its
-    /// last acknowledgment was sent: the caller may move it into a table and drop
-    /// the connection, or see to its end with [`Connection::take_time_wait`]. One
-    /// that is kept does what is needed itself.
+    /// The state to keep once the connection is in TIME-WAIT and its last acknowledgment
+    /// was sent. The caller may move it into a table and drop the connection, or end the
+    /// connection with [`Connection::take_time_wait`]. A connection that is kept does the
+    /// same work itself.
     pub fn time_wait(&self) -> Option<TimeWaitEntry> {
         let over = self.state == State::TimeWait && self.pending == Pending(0);
         over.then(|| TimeWaitEntry {
@@ -149,16 +149,15 @@ impl Connection {
         })
     }
 
-    /// As [`Connection::time_wait`]; the connection is then in CLOSED, as a Linux
-    /// socket is whose TIME-WAIT is kept apart from it. What was received stays
-    /// readable.
+    /// As [`Connection::time_wait`]. The connection is then in CLOSED, like a Linux
+    /// socket whose TIME-WAIT is kept apart from it. Received data stays readable.
     pub fn take_time_wait(&mut self) -> Option<TimeWaitEntry> {
         let entry = self.time_wait()?;
         self.finish();
         Some(entry)
     }
 
-    /// Does what is due at `now`; [`Connection::output`] is to be called after.
+    /// Does the work that is due at `now`; the caller then calls [`Connection::output`].
     pub fn timeout(&mut self, now: Time) {
         if self.timers.expired(Timer::TimeWait, now) {
             // FIN-WAIT-2 or TIME-WAIT have lasted long enough.
@@ -169,7 +168,7 @@ impl Connection {
         self.timers.expired(Timer::Pace, now);
         if self.timers.expired(Timer::Acknowledge, now) {
             self.pending.add(Pending::ACKNOWLEDGE);
-            // The data that the acknowledgment waited for has not come.
+            // The data for which the acknowledgment waited has not come.
             self.receive.pingpong = false;
         }
         if self.timers.expired(Timer::Retransmit, now) {
@@ -190,7 +189,7 @@ impl Connection {
         match self.state {
             State::SynSent | State::SynReceived => {
                 let most = if self.is_opened_by_syn() {
-                    // One more than of others (as Linux).
+                    // One more than for other connections (as Linux).
                     self.config.syn_ack_retries.saturating_add(1)
                 } else {
                     self.config.syn_retries
@@ -226,8 +225,8 @@ impl Connection {
         self.round_trip.backoff = self.round_trip.backoff.saturating_add(1);
     }
 
-    /// How long to wait for an answer: the retransmission timeout, but no longer
-    /// than the user timeout lasts.
+    /// How long to wait for an answer: the retransmission timeout, but no longer than the
+    /// rest of the user timeout.
     fn retry_interval(&self, now: Time) -> Duration {
         let timeout = self.retransmission_timeout();
         match (self.config.user_timeout(), self.send.stalled_since) {
@@ -245,11 +244,10 @@ impl Connection {
         }
     }
 
-    /// Whether the same was tried often enough. A closed window is no reason to
-    /// give up (RFC 9293 §3.8.6.1) unless what is sent to it stays without
-    /// answer, or the application is gone: then answers do not count, only
-    /// progress, or a peer could hold our memory for ever ("sockstress", RFC
-    /// 6429).
+    /// Whether the same data was tried often enough. A closed window is no reason to give
+    /// up (RFC 9293 §3.8.6.1) unless probes of it stay without answer or the application
+    /// has closed. After that only progress counts, not answers: otherwise a peer could
+    /// hold our memory for ever ("sockstress", RFC 6429).
     fn given_up(&self, now: Time) -> bool {
         let (count, limit) = if self.orphan {
             (self.round_trip.backoff, self.config.orphan_retries)
@@ -275,8 +273,8 @@ impl Connection {
             .set(Timer::Retransmit, now, self.retry_interval(now));
     }
 
-    /// Nothing is in flight but something waits: the window is closed, or it was
-    /// held back to make a larger segment.
+    /// Nothing is in flight but data waits: the window is closed, or the data was held
+    /// back to make a larger segment.
     fn persist(&mut self, now: Time) {
         if self.unsent() == 0 {
             return;
@@ -311,7 +309,7 @@ impl Connection {
         };
         let silence = now.saturating_sub(self.receive.last_heard);
         if self.send.una != self.send.nxt || self.unsent() > 0 {
-            // Retransmission finds out whether the peer is there.
+            // Retransmission finds out whether the peer is alive.
             self.timers.set(Timer::Keepalive, now, keepalive.idle);
             return;
         }
@@ -334,14 +332,15 @@ impl Connection {
         self.timers.set(Timer::Keepalive, now, keepalive.interval);
     }
 
-    /// Takes an ICMP error about this flow. Anyone can send one (RFC 5927): it
-    /// counts only if it quotes something in flight, lowers the path MTU only to
-    /// what every path carries, and ends nothing but an attempt to connect.
+    /// Processes an ICMP error about this flow. Anyone can send one (RFC 5927), so it
+    /// counts only if it quotes data in flight. It lowers the path MTU only to what every
+    /// path carries, and ends only an attempt to connect.
     pub fn icmp_error(&mut self, error: &FlowError, now: Time) {
         let Some(sequence) = error.sequence else {
             return;
         };
-        // The number of a SYN-ACK is not in the send space of a connection in use.
+        // The sequence number of a SYN-ACK is not in the send space of a connection in
+        // use.
         let synchronize = u32::from(self.is_fast_opening());
         let first = self.send.una.wrapping_sub(synchronize);
         if before(sequence, first) || !before(sequence, self.send.nxt) {
@@ -360,8 +359,8 @@ impl Connection {
         }
     }
 
-    /// Shortens segments to a link's MTU, in bytes of an IP packet, after the link refused one.
-    /// Returns true when the segment size has changed.
+    /// Shortens segments to a link's MTU, in bytes of an IP packet, after the link
+    /// refused a segment. Returns true when the segment size has changed.
     pub fn limit_to_link(&mut self, mtu: u32, now: Time) -> bool {
         self.icmp_path_mtu(mtu, now)
     }
@@ -374,21 +373,21 @@ impl Connection {
         match self.state {
             State::SynSent => self.send_plain_syn(),
             State::SynReceived => {}
-            // What was too large is lost, but not to congestion (RFC 1191 §6.2).
+            // The data that was too large is lost, but not to congestion (RFC 1191 §6.2).
             _ => self.simple_retransmit(now),
         }
         true
     }
 
-    /// The maximum segment size, at most (`TCP_MAXSEG`); before the handshake
-    /// also what is announced.
+    /// Limits the maximum segment size (`TCP_MAXSEG`). Before the handshake this also
+    /// limits the announced size.
     pub fn set_maximum_segment(&mut self, bytes: u16) {
         self.config.mss = bytes.clamp(MSS_MIN, self.config.mss.max(MSS_MIN));
         self.update_mss();
     }
 
-    /// Payload of a full segment, as [`Connection::set_maximum_segment`] and the
-    /// peer have it.
+    /// Payload of a full segment, as limited by [`Connection::set_maximum_segment`] and
+    /// the peer.
     pub fn maximum_segment(&self) -> u16 {
         self.send.mss
     }

@@ -1,24 +1,24 @@
-//! The configuration of a connection, and how it is kept.
+//! The configuration of a connection, and its compact form.
 
 use core::time::Duration;
 
 use super::connection::{BUFFER_MAX, BUFFER_MIN, MSS_MIN};
 use super::{Congestion, Framing};
 
-/// How silent peers are asked whether they are there (RFC 9293 §3.8.4).
+/// How a silent peer is probed (RFC 9293 §3.8.4).
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Keepalive {
     /// Silence before the first probe (`TCP_KEEPIDLE`).
     pub idle: Duration,
-    /// From probe to probe (`TCP_KEEPINTVL`).
+    /// Time between probes (`TCP_KEEPINTVL`).
     pub interval: Duration,
-    /// Probes without an answer after which the connection is given up
+    /// Number of unanswered probes after which the connection is given up
     /// (`TCP_KEEPCNT`).
     pub count: u8,
 }
 
 impl Default for Keepalive {
-    /// Linux's: two hours, 75 seconds, nine probes.
+    /// Linux's defaults: two hours, 75 seconds, nine probes.
     fn default() -> Self {
         Self {
             idle: Duration::from_secs(7200),
@@ -37,23 +37,23 @@ pub enum Ecn {
     /// When the peer asks for it (2).
     #[default]
     Passive = 1,
-    /// It is asked for, too (1).
+    /// Also requested from the peer (1).
     Active = 2,
 }
 
-/// When the path's MTU is found out by sending larger segments (RFC 4821);
-/// `tcp_mtu_probing`. ICMP errors are believed in any case.
+/// When the path's MTU is probed with larger segments (RFC 4821); `tcp_mtu_probing`. ICMP
+/// errors are honoured in any case.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 #[repr(u8)]
 pub enum MtuProbing {
     /// Never (0, Linux's default).
     Off = 0,
-    /// Once segments seem to vanish for their size, and when what an ICMP error
-    /// has said is ten minutes old (1).
+    /// Once segments seem to vanish because of their size, and when the MTU from an ICMP
+    /// error is ten minutes old (1).
     #[default]
     BlackHole = 1,
-    /// From the beginning: segments are of 1024 bytes (IPv4) or 1220 (IPv6) until
-    /// larger ones have got through (2).
+    /// From the beginning: segments have 1024 bytes (IPv4) or 1220 (IPv6) until larger
+    /// ones have got through (2).
     Always = 2,
 }
 
@@ -64,30 +64,31 @@ pub struct Config {
     /// The maximum segment size we announce and never exceed, in bytes of
     /// payload and TCP options: the link's MTU less 40 (IPv4) or 60 (IPv6).
     pub mss: u16,
-    /// The same whatever the link and the family (`TCP_MAXSEG`); `u16::MAX` is no
-    /// limit.
+    /// Limits the maximum segment size independently of link and family (`TCP_MAXSEG`);
+    /// `u16::MAX` is no limit.
     pub mss_max: u16,
-    /// Bytes of the receive buffer at first, and so the window.
+    /// Initial bytes of the receive buffer, and so the window.
     pub receive_buffer: u32,
-    /// What the receive buffer may grow to while the application keeps up; also
-    /// decides the window scale. Not above 1 GiB.
+    /// Maximum size of the receive buffer while the application keeps up; also decides
+    /// the window scale. Not above 1 GiB.
     pub receive_buffer_max: u32,
-    /// Bytes of the send buffer at first.
+    /// Initial bytes of the send buffer.
     pub send_buffer: u32,
-    /// What the send buffer may grow to with the congestion window.
+    /// Maximum size of the send buffer as the congestion window grows.
     pub send_buffer_max: u32,
-    /// The most payload of one [`Outgoing`](super::Outgoing), which the device
-    /// then cuts into segments; 0: one segment, for bursts are cut here. A burst is
-    /// no more than half of the congestion window, and about what leaves in a
-    /// millisecond at twice the window a round trip in slow start and 1.2 times it
-    /// from then on, more where the path is short; as Linux's (`tcp_tso_autosize`).
+    /// The largest payload of one [`Outgoing`](super::Outgoing), which the device then
+    /// cuts into segments. With 0 it is one segment, and bursts are cut here.
+    ///
+    /// A burst is no more than half of the congestion window. It is about the data that
+    /// leaves in a millisecond. The rate for that is twice the window per round trip in
+    /// slow start, 1.2 times it from then on. On a short path it is more, as Linux's
+    /// (`tcp_tso_autosize`).
     pub offload: u32,
-    /// Bytes not sent above which no more is taken (`TCP_NOTSENT_LOWAT`); see
+    /// Unsent bytes above which no more data is accepted (`TCP_NOTSENT_LOWAT`); see
     /// [`Connection::set_not_sent_low_water`](super::Connection::set_not_sent_low_water).
     pub not_sent_low_water: Option<u32>,
-    /// The least that a burst may be cut down to where it is to take no more than
-    /// about a millisecond, in segments (`tcp_min_tso_segs`); see
-    /// [`Config::offload`].
+    /// The smallest size, in segments, to which a burst may be cut so that it takes no
+    /// more than about a millisecond (`tcp_min_tso_segs`); see [`Config::offload`].
     pub burst_min: u8,
     /// Offer timestamps (RFC 7323).
     pub timestamps: bool,
@@ -99,35 +100,33 @@ pub struct Config {
     pub nodelay: bool,
     /// Probe silent peers (`SO_KEEPALIVE`).
     pub keepalive: Option<Keepalive>,
-    /// Give up when data is not acknowledged for so long (`TCP_USER_TIMEOUT`,
-    /// RFC 5482). Without one, [`Config::retries`] decides.
+    /// Give up when data is not acknowledged for this long (`TCP_USER_TIMEOUT`, RFC
+    /// 5482). Without a user timeout, [`Config::retries`] decides.
     pub user_timeout: Option<Duration>,
     /// SYNs retransmitted before `connect` fails (`tcp_syn_retries`).
     pub syn_retries: u8,
-    /// SYN-ACKs retransmitted before a half-open connection is forgotten
-    /// (`tcp_synack_retries`); one more where a SYN with data has opened it (RFC
-    /// 7413).
+    /// SYN-ACKs retransmitted before a half-open connection is dropped
+    /// (`tcp_synack_retries`); one more if a SYN with data has opened it (RFC 7413).
     pub syn_ack_retries: u8,
     /// Retransmissions of the same data before giving up (`tcp_retries2`).
     pub retries: u8,
-    /// The same for connections that the application has closed
-    /// (`tcp_orphan_retries`; Linux takes 8 for its 0).
+    /// The same for connections that the application has closed (`tcp_orphan_retries`;
+    /// Linux uses 8 for its 0).
     pub orphan_retries: u8,
     /// The initial congestion window in segments (RFC 6928).
     pub initial_window: u8,
-    /// A congestion window that was not used for a retransmission timeout is that
-    /// of the beginning, or nearly (RFC 2861; `tcp_slow_start_after_idle`).
+    /// A congestion window that was unused for a retransmission timeout falls back to the
+    /// initial one, or nearly (RFC 2861; `tcp_slow_start_after_idle`).
     pub slow_start_after_idle: bool,
     /// How the congestion window moves (`TCP_CONGESTION`).
     pub congestion: Congestion,
-    /// Let data leave in bursts of about a millisecond's worth, at twice the
-    /// window a round trip in slow start and 1.2 times it from then on (as Linux
-    /// with the `fq` packet scheduler), where the round trip is a millisecond or
-    /// more.
+    /// Send data in bursts of about a millisecond's worth if the round trip is a
+    /// millisecond or more. The rate is twice the window per round trip in slow start,
+    /// 1.2 times it from then on (as Linux with the `fq` packet scheduler).
     pub pacing: bool,
-    /// Send no faster, in bytes a second (`SO_MAX_PACING_RATE`); from 1 to
-    /// 4,294,967,294, more is no limit. So little that a segment would take more
-    /// than a minute counts as a segment a minute.
+    /// Send no faster, in bytes per second (`SO_MAX_PACING_RATE`). Values are from 1 to
+    /// 4,294,967,294; more is no limit. A rate at which a segment would take more than a
+    /// minute counts as a segment per minute.
     pub pacing_rate_max: Option<u64>,
     /// How long an acknowledgment may wait (RFC 9293 §3.8.6.3; `TCP_DELACK_MIN`).
     /// Below a minute.
@@ -144,10 +143,10 @@ pub struct Config {
     pub traffic_class: u8,
     /// Explicit congestion notification.
     pub ecn: Ecn,
-    /// Search for the path's MTU.
+    /// Probe the path's MTU.
     pub mtu_probing: MtuProbing,
-    /// Carry frames: then without timestamps, Fast Open and a search for the
-    /// path's MTU, and with [`Config::nodelay`].
+    /// Carry frames. Then timestamps, Fast Open and path-MTU probing are off, and
+    /// [`Config::nodelay`] is on.
     pub framing: Framing,
 }
 
@@ -191,8 +190,8 @@ impl Default for Config {
 }
 
 impl Config {
-    /// The window scale that a SYN or SYN-ACK is to announce: the smallest with
-    /// which the window field can say the largest receive buffer.
+    /// The window scale that a SYN or SYN-ACK announces: the smallest with which the
+    /// window field can express the largest receive buffer.
     pub fn window_scale(&self) -> u8 {
         let space = self.receive_buffer.max(self.receive_buffer_max);
         let bits = u32::BITS - space.leading_zeros();
@@ -200,20 +199,20 @@ impl Config {
         bits.saturating_sub(16).min(14) as u8
     }
 
-    /// The window field of a SYN or SYN-ACK, which is never scaled (RFC 7323
-    /// §2.2). A connection from a passive handshake takes it for announced.
+    /// The window field of a SYN or SYN-ACK, which is never scaled (RFC 7323 §2.2). A
+    /// connection from a passive handshake takes it as announced.
     pub fn syn_window(&self) -> u16 {
         u16::try_from(self.receive_buffer.max(BUFFER_MIN)).unwrap_or(u16::MAX)
     }
 }
 
-/// A length of time in milliseconds, as small as a hundred thousand connections
-/// want it; 49 days at most.
+/// A length of time in milliseconds, compact since there may be a hundred thousand
+/// connections; 49 days at most.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) struct Span(pub(super) u32);
 
 impl Span {
-    /// Rounded up: a timer may be late, never early.
+    /// Rounds up: a timer may be late, never early.
     pub(super) fn new(time: Duration) -> Self {
         let milliseconds = time.as_nanos().div_ceil(1_000_000);
         Self(u32::try_from(milliseconds).unwrap_or(u32::MAX))
@@ -230,7 +229,7 @@ impl Span {
     }
 }
 
-/// A [`Config`] as a connection keeps it: within bounds, and small.
+/// A [`Config`] as a connection keeps it: range-checked and compact.
 #[derive(Clone, Copy)]
 pub(super) struct Settings {
     pub(super) receive_buffer: u32,
@@ -238,10 +237,10 @@ pub(super) struct Settings {
     pub(super) send_buffer: u32,
     pub(super) send_buffer_max: u32,
     pub(super) offload: u32,
-    /// As [`Keepalive`]; a count of zero is none.
+    /// As [`Keepalive`]; a count of zero means no probes.
     pub(super) keepalive_idle: Span,
     pub(super) keepalive_interval: Span,
-    /// Zero is none.
+    /// Zero means no timeout.
     pub(super) user_timeout: Span,
     pub(super) delayed_ack: Span,
     pub(super) timeout_min: Span,
@@ -261,9 +260,9 @@ pub(super) struct Settings {
     pub(super) slow_start_after_idle: bool,
     pub(super) nodelay: bool,
     pub(super) pacing: bool,
-    /// `u32::MAX` is none.
+    /// `u32::MAX` means no limit.
     pub(super) pacing_rate_max: u32,
-    /// `u32::MAX` is none.
+    /// `u32::MAX` means no limit.
     pub(super) not_sent_low_water: u32,
     pub(super) congestion: Congestion,
 }
@@ -310,13 +309,13 @@ impl Settings {
         u16::try_from(self.receive_buffer).unwrap_or(u16::MAX)
     }
 
-    /// Whether the time that new data may leave has to be looked at.
+    /// Whether the departure time of new data must be checked.
     #[inline]
     pub(super) fn paces(&self) -> bool {
         self.pacing || self.pacing_rate_max != u32::MAX
     }
 
-    /// Bytes a second; `u64::MAX` is no limit.
+    /// Bytes per second; `u64::MAX` is no limit.
     pub(super) fn pacing_rate_max(&self) -> u64 {
         if self.pacing_rate_max == u32::MAX {
             u64::MAX
@@ -345,7 +344,7 @@ impl Settings {
         };
         self.keepalive_count = keepalive.count.max(1);
         self.keepalive_idle = Span::new(keepalive.idle);
-        // A probe a millisecond at the most.
+        // At most one probe per millisecond.
         self.keepalive_interval = Span::new(keepalive.interval.max(Duration::from_millis(1)));
     }
 

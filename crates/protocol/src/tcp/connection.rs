@@ -1,4 +1,4 @@
-//! One connection, as its owner sees it.
+//! One connection, from its owner's point of view.
 
 use core::time::Duration;
 
@@ -21,29 +21,29 @@ use super::sending_times::{ChronoKind, ChronoStats};
 use super::timers::{Timer, Timers};
 use super::{Config, Errno, FourTuple, Handshake, Outgoing, State, Time, microseconds};
 
-/// Segments at the start that are acknowledged at once, so that the peer's
-/// congestion window opens fast (Linux `TCP_MAX_QUICKACKS`).
+/// Initial segments that are acknowledged at once, so that the peer's congestion window
+/// opens fast (Linux `TCP_MAX_QUICKACKS`).
 pub(super) const QUICK_ACKS: u8 = 16;
 
-/// The least maximum segment size that is believed of a peer (Linux
-/// `TCP_MIN_MSS`): below, headers would cost more than data, and a peer could
-/// have us send a packet for every byte.
+/// The smallest maximum segment size accepted from a peer (Linux `TCP_MIN_MSS`). Below
+/// it, headers would cost more than data, and a peer could make us send one packet per
+/// byte.
 pub const MSS_MIN: u16 = 88;
 
 /// The maximum segment size of a peer that names none (RFC 9293 §3.7.1).
 pub(super) const MSS_DEFAULT: u16 = 536;
 
-/// Bytes that the timestamps option takes of each segment.
+/// Bytes that the timestamps option takes in each segment.
 pub(super) const TIMESTAMPS_LEN: u16 = 12;
 
-/// The least receive or send buffer, whatever is asked for.
+/// The smallest receive or send buffer, whatever the application asks for.
 pub(super) const BUFFER_MIN: u32 = 2048;
 
-/// The largest receive or send buffer, whatever is asked for (the largest window
-/// of RFC 7323).
+/// The largest receive or send buffer, whatever the application asks for (the largest
+/// window of RFC 7323).
 pub(super) const BUFFER_MAX: u32 = 1 << 30;
 
-/// What [`Connection::output`] is to do besides sending data.
+/// Work of [`Connection::output`] besides sending data.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) struct Pending(pub(super) u8);
 
@@ -54,12 +54,11 @@ impl Pending {
     pub(super) const SYNCHRONIZE: u8 = 2;
     /// An RST with our next sequence number.
     pub(super) const RESET: u8 = 4;
-    /// An RST with the sequence number that the peer acknowledged wrongly.
+    /// An RST with the sequence number that the peer wrongly acknowledged.
     pub(super) const RESET_ANSWER: u8 = 8;
     /// A probe of a closed window or a silent peer.
     pub(super) const PROBE: u8 = 16;
-    /// What Nagle, cork or silly-window avoidance hold back has waited long
-    /// enough.
+    /// Data held back by Nagle, cork or silly-window avoidance has waited long enough.
     pub(super) const OVERRIDE: u8 = 32;
     /// An acknowledgment is due that may be piggybacked
     /// ([`Connection::may_piggyback`]).
@@ -79,18 +78,18 @@ impl Pending {
     }
 }
 
-/// The send sequence space (RFC 9293 §3.3.1) and what belongs to it.
+/// The send sequence space (RFC 9293 §3.3.1) and related state.
 pub(super) struct Send {
     pub(super) una: u32,
-    /// Never goes back: [`Recovery`] says what is retransmitted.
+    /// Never moves back: [`Recovery`] decides what is retransmitted.
     pub(super) nxt: u32,
-    /// SND.NXT, or the end of a burst that the device has refused since: a part of it may have
-    /// left.
+    /// SND.NXT, or the end of a burst that the device has since refused: part of it may
+    /// have left.
     pub(super) offered: u32,
-    /// The sequence number after the last byte written: that of the FIN, once
-    /// there is one.
+    /// The sequence number after the last byte written, and after the FIN once there is
+    /// one.
     pub(super) write_seq: u32,
-    /// Scaled.
+    /// The peer's window, scaled.
     pub(super) wnd: u32,
     /// MAX.SND.WND of RFC 5961 §5.2.
     pub(super) max_window: u32,
@@ -99,36 +98,36 @@ pub(super) struct Send {
     /// The end of the last segment sent that was not full, for Minshall's variant
     /// of Nagle.
     pub(super) snd_sml: u32,
-    /// Where the application has pushed, and where records end.
+    /// The application's pushes, and the ends of records.
     pub(super) push_marks: PushMarks,
-    /// The most bytes in flight since `cwnd_usage_seq` was SND.NXT (RFC 7661). What
-    /// is in flight when an acknowledgment comes would say less: several may come
-    /// at once.
+    /// The most bytes in flight since `cwnd_usage_seq` was SND.NXT (RFC 7661). The bytes
+    /// in flight when an acknowledgment comes would be fewer: several may come at once.
     pub(super) max_in_flight: u32,
     pub(super) cwnd_usage_seq: u32,
     /// When the congestion window was last used up, in microseconds that wrap.
     pub(super) cwnd_stamp: u32,
     pub(super) mss: u16,
     pub(super) peer_mss: u16,
-    /// The peer's.
+    /// The peer's window scale.
     pub(super) wscale: u8,
     pub(super) is_cwnd_limited: bool,
-    /// A FIN follows what was written.
+    /// A FIN follows the written data.
     pub(super) closed: bool,
-    /// Times the same was sent without an answer.
+    /// How often the same data was sent without an answer.
     pub(super) retries: u8,
-    /// When what is retransmitted without an answer was first sent, about.
+    /// Approximate time at which the data now retransmitted without an answer was first
+    /// sent.
     pub(super) stalled_since: Option<Time>,
     pub(super) last_sent: Time,
-    /// The earliest departure time of the next segment, in microseconds that wrap;
-    /// the past while pacing is off.
+    /// The earliest departure time of the next segment, in microseconds that wrap; in the
+    /// past while pacing is off.
     pub(super) departure_time: u32,
     pub(super) buffer: ByteQueue,
     /// A fixed size of the buffer (`SO_SNDBUF`), or zero.
     pub(super) buffer_limit: u32,
-    /// What must be free of it for a write to be worth while.
+    /// Free space that makes a write worth while.
     pub(super) least_room: u32,
-    /// The sequence number of an RST that answers.
+    /// The sequence number of an RST that answers a segment.
     pub(super) reset_sequence: u32,
 }
 
@@ -139,50 +138,50 @@ impl Send {
         self.nxt.wrapping_sub(self.una)
     }
 
-    /// Where the peer's window ends (Linux `tcp_wnd_end`).
+    /// The end of the peer's window (Linux `tcp_wnd_end`).
     #[inline(always)]
     pub(super) fn window_end(&self) -> u32 {
         self.una.wrapping_add(self.wnd)
     }
 }
 
-/// The receive sequence space (RFC 9293 §3.3.1) and what belongs to it.
+/// The receive sequence space (RFC 9293 §3.3.1) and related state.
 pub(super) struct Receive {
-    /// Holds RCV.NXT, FIN aside.
+    /// Holds RCV.NXT, without the FIN.
     pub(super) assembler: Assembler,
-    /// Where the peer's FIN is, once it has come.
+    /// Position of the peer's FIN, once it has come.
     pub(super) fin: Option<u32>,
     /// The FIN is in order.
     pub(super) finished: bool,
-    /// The right edge of the window that was announced.
+    /// The right edge of the announced window.
     pub(super) rcv_adv: u32,
     pub(super) last_ack_sent: u32,
     /// The window field as last sent.
     pub(super) window_field: u16,
     pub(super) ts_recent: u32,
-    /// In seconds.
+    /// When `ts_recent` was set, in seconds.
     pub(super) ts_recent_stamp: u32,
-    /// Of the receive buffer, in bytes.
+    /// Limit of the receive buffer, in bytes.
     pub(super) buffer_limit: u32,
-    /// The peer's, as estimated from what came.
+    /// The peer's segment size, as estimated from received data.
     pub(super) mss: u16,
-    /// Ours.
+    /// Our window scale.
     pub(super) wscale: u8,
     pub(super) quick_acks: u8,
-    /// We answer what we receive: acknowledgments can travel with data.
+    /// We answer received data: acknowledgments can travel with data.
     pub(super) pingpong: bool,
-    /// To be sent to a peer without SACK.
+    /// Duplicate acknowledgments to be sent to a peer without SACK.
     pub(super) duplicate_acks: u8,
     /// The application reads no more (`SHUT_RD`).
     pub(super) closed: bool,
     pub(super) last_heard: Time,
-    /// In milliseconds that wrap.
+    /// When data last arrived, in milliseconds that wrap.
     pub(super) last_data: u32,
-    /// A challenge ACK, or the answer to an unacceptable segment.
+    /// When a challenge ACK, or the answer to an unacceptable segment, was last sent.
     pub(super) last_challenge: Option<Time>,
     /// Bytes read since `tuned_at`.
     pub(super) consumed: u32,
-    /// In microseconds that wrap.
+    /// When the buffer was last tuned, in microseconds that wrap.
     pub(super) tuned_at: u32,
     pub(super) room: ReceiveRoom,
 }
@@ -221,35 +220,34 @@ pub(super) fn count(counter: &mut u32) {
     *counter = counter.wrapping_add(1);
 }
 
-/// One connection. Its owner gives it the flow's segments and the time, lets it
-/// send when [`Connection::wants_output`], and wakes it at
-/// [`Connection::next_timeout`].
+/// One connection. Its owner passes it the flow's segments and the time, calls its output
+/// when [`Connection::wants_output`], and wakes it at [`Connection::next_timeout`].
 pub struct Connection {
     pub(super) flow: FourTuple,
     pub(super) state: State,
     pub(super) pending: Pending,
-    /// The application has closed: nobody reads or writes any more.
+    /// The application has closed: nothing reads or writes any more.
     pub(super) orphan: bool,
-    /// Both take SACK options; before the handshake: we offer it.
+    /// Both ends accept SACK options; before the handshake: we offer SACK.
     pub(super) sack: bool,
-    /// Both use timestamps; before the handshake: we offer them.
+    /// Both ends use timestamps; before the handshake: we offer them.
     pub(super) timestamps: bool,
-    /// Both have sent a window scale; before the handshake: we offer one.
+    /// Both ends have sent a window scale; before the handshake: we offer one.
     pub(super) scaling: bool,
     pub(super) cork: bool,
-    /// The last write has said that more follows (`MSG_MORE`), and nothing was
+    /// The last write announced that more follows (`MSG_MORE`), and nothing was
     /// acknowledged since.
     pub(super) more: bool,
     /// The last write found no room (Linux `SOCK_NOSPACE`).
     pub(super) no_space: bool,
     pub(super) chrono: ChronoKind,
-    /// How the memory of all connections stands.
+    /// Pressure on the memory of all connections.
     pub(super) pressure: MemoryPressure,
-    /// Probes of a silent peer without an answer.
+    /// Unanswered probes of a silent peer.
     pub(super) keepalive_probes: u8,
     pub(super) timestamp_offset: u32,
     pub(super) error: Option<Errno>,
-    /// From ICMP; reported if the connection times out.
+    /// An error from ICMP; reported if the connection times out.
     pub(super) soft_error: Option<Errno>,
     pub(super) send: Send,
     pub(super) receive: Receive,
@@ -259,11 +257,11 @@ pub struct Connection {
     pub(super) congestion: Controller,
     pub(super) ecn: EcnState,
     pub(super) path: PathMtu,
-    /// Null where a stream is carried, and not frames.
+    /// `None` if a stream is carried, not frames.
     pub(super) acp: Option<Box<AcpState>>,
-    /// Null where Fast Open is not used.
+    /// `None` if Fast Open is not used.
     pub(super) fast_open: Option<Box<FastOpenState>>,
-    /// Null unless timestamps or zero-copy completions were asked for.
+    /// `None` unless timestamps or zero-copy completions were asked for.
     pub(super) error_queue: Option<Box<ErrorQueue>>,
     pub(super) counters: Counters,
     pub(super) chrono_stats: ChronoStats,
@@ -271,11 +269,11 @@ pub struct Connection {
 }
 
 impl Connection {
-    /// Opens a connection actively: its SYN leaves by [`Connection::output`].
+    /// Opens a connection actively; its SYN leaves by [`Connection::output`].
     ///
-    /// `isn` is the initial sequence number and `timestamp_offset` what its
-    /// timestamps are ahead of the clock in milliseconds; both unpredictable for
-    /// others (RFC 6528, RFC 7323 §5.4).
+    /// `isn` is the initial sequence number. `timestamp_offset` is how far its timestamps
+    /// are ahead of the clock, in milliseconds. Both must be unpredictable to others (RFC
+    /// 6528, RFC 7323 §5.4).
     #[must_use]
     pub fn connect(
         flow: FourTuple,
@@ -289,10 +287,10 @@ impl Connection {
         connection
     }
 
-    /// A connection from a completed passive handshake, its segment's ACK
-    /// validated by the listener. The caller gives that segment to
-    /// [`Connection::input`] next, for it may carry data; so it does with the SYN
-    /// of [`Handshake::fast_open`].
+    /// Creates a connection from a completed passive handshake whose ACK the listener has
+    /// validated. The caller then passes the segment of that ACK to
+    /// [`Connection::input`], since it may carry data. It does the same with the SYN of
+    /// [`Handshake::fast_open`].
     #[must_use]
     pub fn accept(handshake: &Handshake, config: &Config, now: Time) -> Self {
         let mut connection = Self::new(
@@ -321,7 +319,7 @@ impl Connection {
         let announced = u32::from(connection.config.syn_window());
         connection.receive.rcv_adv = connection.next_expected().wrapping_add(announced);
         let scale = match handshake.fast_open {
-            // That of a SYN is never scaled.
+            // The window of a SYN is never scaled.
             Some(_) => 0,
             None => connection.send.wscale,
         };
@@ -428,7 +426,7 @@ impl Connection {
         }
     }
 
-    /// Takes what the peer's SYN says.
+    /// Records the peer's SYN.
     pub(super) fn synchronized(
         &mut self,
         remote_isn: u32,
@@ -442,7 +440,7 @@ impl Connection {
         self.receive.last_ack_sent = next;
         self.receive.rcv_adv = next;
         self.send.peer_mss = mss.max(MSS_MIN);
-        // More than 14 is taken for 14 (RFC 7323 §2.3).
+        // More than 14 counts as 14 (RFC 7323 §2.3).
         self.send.wscale = scale.unwrap_or(0).min(14);
         self.scaling = scale.is_some();
         if !self.scaling {
@@ -456,7 +454,7 @@ impl Connection {
         self.update_mss();
     }
 
-    /// The handshake is complete. `lost` when a SYN had to be retransmitted: the
+    /// Completes the handshake. `lost` is set when a SYN had to be retransmitted: the
     /// initial window is then one segment (RFC 5681 §3.1).
     pub(super) fn establish(&mut self, now: Time, lost: bool) {
         self.state = State::Established;
@@ -483,7 +481,7 @@ impl Connection {
         }
     }
 
-    /// The round trip of the handshake.
+    /// Takes the round trip of the handshake.
     pub(super) fn sample_handshake(&mut self, round_trip: Duration, now: Time) {
         let sample = u32::try_from(round_trip.as_micros()).unwrap_or(u32::MAX);
         let least = self.config.timeout_min.micros();
@@ -492,12 +490,12 @@ impl Connection {
         self.round_trip.sample(sample, sequences, least);
     }
 
-    /// The congestion window that a connection begins with (RFC 6928).
+    /// The initial congestion window (RFC 6928).
     pub(super) fn initial_window(&self) -> u32 {
         u32::from(self.config.initial_window.max(1)) * u32::from(self.send.mss)
     }
 
-    /// Computes the payload of a full segment anew.
+    /// Recomputes the payload of a full segment.
     pub(super) fn update_mss(&mut self) {
         let limit = self
             .config
@@ -510,9 +508,9 @@ impl Connection {
         } else {
             limit
         };
-        // A segment that fills the window is acknowledged late, since receivers wait
-        // for a second one (Linux `tcp_bound_to_half_wnd`). Frames may fill it: to halve
-        // what one may be costs more.
+        // A segment that fills the window is acknowledged late, since receivers wait for
+        // a second one (Linux `tcp_bound_to_half_wnd`). Frames may fill it: halving the
+        // longest frame costs more.
         let most = match self.send.max_window {
             0 => u32::MAX,
             window if window <= MSS_DEFAULT.into() || self.is_framed() => window,
@@ -539,7 +537,7 @@ impl Connection {
     /// Bytes written that were never sent.
     #[inline]
     pub(super) fn unsent(&self) -> u32 {
-        // One less than nothing once the FIN was sent.
+        // Minus one once the FIN was sent.
         let unsent = self.send.write_seq.wrapping_sub(self.send.nxt);
         if unsent == u32::MAX { 0 } else { unsent }
     }
@@ -549,9 +547,8 @@ impl Connection {
         self.send.closed && self.send.nxt == self.send.write_seq.wrapping_add(1)
     }
 
-    /// Bytes the send buffer may hold: twice the congestion window, so that a
-    /// round trip's worth waits behind the one in flight (Linux
-    /// `tcp_sndbuf_expand`).
+    /// Bytes that the send buffer may hold: twice the congestion window, so that a round
+    /// trip's worth waits behind the data in flight (Linux `tcp_sndbuf_expand`).
     #[inline]
     pub(super) fn send_limit(&self) -> u32 {
         let wanted = self.congestion.window().saturating_mul(2);
@@ -569,31 +566,31 @@ impl Connection {
         }
     }
 
-    /// When [`Connection::timeout`] must be called, at the latest.
+    /// The latest time at which [`Connection::timeout`] must be called.
     #[inline]
     pub fn next_timeout(&self) -> Option<Time> {
         self.timers.next()
     }
 
-    /// True while something that was sent is not acknowledged.
+    /// True while anything that was sent is not acknowledged.
     #[inline]
     pub fn awaits_acknowledgment(&self) -> bool {
         self.send.una != self.send.nxt
     }
 
-    /// How many times the same was sent without an answer.
+    /// How often the same data was sent without an answer.
     pub fn timeouts(&self) -> u8 {
         self.send.retries
     }
 
-    /// When buffers that are empty by now are given back; part of
-    /// [`Connection::next_timeout`], for who has only read.
+    /// When buffers that are now empty are freed. It is part of
+    /// [`Connection::next_timeout`], for a caller that has only read.
     #[inline]
     pub fn release_due(&self) -> Option<Time> {
         self.timers.get(Timer::Release)
     }
 
-    /// The retransmission timeout as it is now.
+    /// The current retransmission timeout.
     pub(super) fn retransmission_timeout(&self) -> Duration {
         Duration::from_micros(self.retransmission_micros())
     }
@@ -603,8 +600,8 @@ impl Connection {
         self.round_trip.timeout(self.config.timeout_max.micros())
     }
 
-    /// True when [`Connection::output`] has something to do: an acknowledgment is
-    /// due, data may be sent, or a timer is to be started.
+    /// True when [`Connection::output`] has work: an acknowledgment is due, data may be
+    /// sent, or a timer must be started.
     #[inline]
     pub fn wants_output(&self) -> bool {
         self.pending.0 & !Pending::OVERRIDE != 0
@@ -613,9 +610,9 @@ impl Connection {
             || self.needs_persist()
     }
 
-    /// True when [`Connection::output`] would only acknowledge what came in order, which the
-    /// peer does not need at once: an application that is about to write, or to close, may
-    /// piggyback it (RFC 1122 §4.2.3.2).
+    /// True when [`Connection::output`] would only acknowledge data in order that the
+    /// peer does not need acknowledged at once. An application that is about to write, or
+    /// to close, may piggyback it (RFC 1122 §4.2.3.2).
     #[inline]
     pub fn may_piggyback(&self) -> bool {
         self.pending.0 == Pending::ACKNOWLEDGE_SOON
@@ -624,21 +621,22 @@ impl Connection {
             && !self.needs_persist()
     }
 
-    /// Sends all that may be sent now. `send` returns false when it has no room:
-    /// what was not sent is kept for the next call.
+    /// Sends all that may be sent now. `send` returns false when it has no room; unsent
+    /// segments are kept for the next call.
     pub fn output(&mut self, now: Time, send: &mut dyn FnMut(&Outgoing<'_>) -> bool) {
         self.send_all(now, send);
     }
 
-    /// As [`Connection::output`], but for a last segment that is not full: more will be
-    /// written soon. [`Connection::wants_output`] remains true for it.
+    /// As [`Connection::output`], but without a last segment that is not full, since more
+    /// will be written soon. [`Connection::wants_output`] remains true for that segment.
     pub fn output_full(&mut self, now: Time, send: &mut dyn FnMut(&Outgoing<'_>) -> bool) {
         let cork = std::mem::replace(&mut self.cork, true);
         self.send_all(now, send);
         self.cork = cork;
     }
 
-    /// True when as much waits as a burst takes at most, so that more would not make it larger.
+    /// True when as much waits as a burst may hold, so that more would not make it
+    /// larger.
     #[inline]
     pub fn has_full_burst(&self) -> bool {
         self.unsent() >= self.largest_burst()

@@ -1,11 +1,10 @@
-//! SYN cookies (RFC 4987 §3.6): a handshake without memory.
+//! SYN cookies (RFC 4987 §3.6): a handshake without per-connection memory.
 //!
-//! `bpf/cookie.h` makes and checks the same bits in the driver, and explains
-//! them there: the initial sequence number of the answer is a MAC of the flow,
-//! the peer's initial sequence number, the time and the rounded maximum segment
-//! size; window scale, SACK and ECN are in the low bits of the answer's timestamp,
-//! which the peer echoes. A cookie is good for 64 to 128 seconds, and one in
-//! 2^28 guesses hits one.
+//! `bpf/cookie.h` makes and checks the same bits in the driver, and explains them there.
+//! The initial sequence number of the answer is a MAC. It covers the flow, the peer's
+//! initial sequence number, the time and the rounded maximum segment size. Window scale,
+//! SACK and ECN are in the low bits of the answer's timestamp, which the peer echoes. A
+//! cookie is valid for 64 to 128 seconds, and one in 2^28 guesses hits one.
 
 use core::time::Duration;
 
@@ -15,14 +14,14 @@ use tidewall_wire::tcp::{Flags, Header, Options, Timestamps, before};
 use super::segment::{Outgoing, Segment};
 use super::{Config, Ecn, FourTuple, Handshake, Time, acp, ecn, isn, keyed, timestamp};
 
-/// For how long a cookie is taken at most.
+/// The longest time for which a cookie is accepted.
 pub const LIFETIME: Duration = Duration::from_secs(2 * PERIOD);
 
-/// Seconds in a step of the clock in cookies.
+/// Seconds per step of the clock in cookies.
 const PERIOD: u64 = 64;
-/// Maximum segment sizes that a cookie can keep.
+/// Maximum segment sizes that a cookie can encode.
 const SIZES: [u16; 8] = [536, 1220, 1300, 1400, 1440, 1460, 4036, 8940];
-/// Bits of a timestamp that keep options.
+/// Bits of a timestamp that hold options.
 const OPTIONS: u32 = 63;
 const SACK: u32 = 16;
 const ECN: u32 = 32;
@@ -37,9 +36,9 @@ pub struct Cookies {
 }
 
 impl Cookies {
-    /// `key` is [`Secrets::cookie`](super::Secrets::cookie). The configuration
-    /// says what to offer; see [`Listener::new`](super::Listener::new) about its
-    /// maximum segment size.
+    /// `key` is [`Secrets::cookie`](super::Secrets::cookie). The configuration holds what
+    /// to offer; see [`Listener::new`](super::Listener::new) about its maximum segment
+    /// size.
     #[must_use]
     pub fn new(config: &Config, key: [u8; 16]) -> Self {
         Self {
@@ -55,10 +54,10 @@ impl Cookies {
         (mac & !15) | (count & 1) << 3 | size
     }
 
-    /// The SYN-ACK that answers a SYN with a cookie. Without timestamps it offers
-    /// neither window scale nor SACK: nobody would remember them.
+    /// The SYN-ACK that answers a SYN with a cookie. Without timestamps it offers neither
+    /// window scale nor SACK: they could not be remembered.
     ///
-    /// `None` for a maximum segment size below 536, which no cookie can keep.
+    /// `None` for a maximum segment size below 536, which no cookie can encode.
     pub fn answer(&self, syn: &Segment<'_>, now: Time) -> Option<Outgoing<'static>> {
         let (flow, peer) = (&syn.flow, &syn.header.options);
         let mss = peer_mss(flow, peer);
@@ -100,8 +99,8 @@ impl Cookies {
         ))
     }
 
-    /// What the ACK of a cookie says was agreed on; `None` for a segment that is
-    /// no ACK of a cookie of ours.
+    /// Returns what the handshake of a cookie's ACK agreed on; `None` for a segment that
+    /// is not an ACK of one of our cookies.
     pub fn check(&self, ack: &Segment<'_>, now: Time) -> Option<Handshake> {
         let header = &ack.header;
         let unfit = Flags::SYN | Flags::RST;
@@ -121,7 +120,7 @@ impl Cookies {
         let scale = kept.map_or(NO_SCALE, |kept| (kept & SCALE) as u8);
         let mut timestamp_offset = isn::timestamp_offset(&self.key, flow);
         if let Some(timestamps) = timestamps {
-            // The processor that answered the SYN may have had a clock a little ahead.
+            // The CPU that answered the SYN may have had a clock slightly ahead.
             let clock = timestamp(now, timestamp_offset);
             if before(clock, timestamps.echo) {
                 let ahead = timestamps.echo.wrapping_sub(clock);
@@ -146,21 +145,20 @@ impl Cookies {
     }
 }
 
-/// The maximum segment size that a SYN names or leaves to be assumed (RFC 9293
-/// §3.7.1).
+/// The maximum segment size that a SYN names or implies (RFC 9293 §3.7.1).
 pub fn peer_mss(flow: &FourTuple, options: &Options) -> u16 {
     let assumed = if flow.remote.is_ipv4() { 536 } else { 1220 };
     let named = options.maximum_segment_size.filter(|&mss| mss != 0);
     named.unwrap_or(assumed)
 }
 
-/// What a listener announces: see [`Listener::new`](super::Listener::new).
+/// The size that a listener announces: see [`Listener::new`](super::Listener::new).
 fn announced_mss(flow: &FourTuple, config: &Config) -> u16 {
     let longer = if flow.remote.is_ipv4() { 0 } else { 20 };
     config.mss.saturating_sub(longer).min(config.mss_max)
 }
 
-/// A SYN-ACK; `options` but for the maximum segment size.
+/// Returns a SYN-ACK; `options` lack only the maximum segment size.
 pub(super) fn syn_ack(
     flow: &FourTuple,
     config: &Config,

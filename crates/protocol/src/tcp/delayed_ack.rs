@@ -1,17 +1,17 @@
-//! Which acknowledgments are delayed (RFC 9293 §3.8.6.3, RFC 5681 §4.2), with
+//! Decides which acknowledgments are delayed (RFC 9293 §3.8.6.3, RFC 5681 §4.2), with
 //! Linux's quickack and pingpong modes.
 
 use super::connection::{Connection, Pending, QUICK_ACKS};
 use super::timers::Timer;
 use tidewall_wire::tcp::before;
 
-/// The most duplicate acknowledgments that one call of output sends to a peer
-/// without SACK; three begin its fast retransmission, each further lets it send a
+/// The most duplicate acknowledgments that one call of output sends to a peer without
+/// SACK. Three begin its fast retransmission; each further one allows it to send a
 /// segment.
 const DUPLICATES_MAX: u8 = 16;
 
 impl Connection {
-    /// A segment that was not taken occupies sequence numbers; those that had come
+    /// Answers an unacceptable segment that occupies sequence numbers; those received
     /// before are reported (RFC 2883, as Linux `tcp_send_dupack`).
     pub(super) fn acknowledge_duplicate(&mut self, sequence: u32, end: u32) {
         self.pending.add(Pending::ACKNOWLEDGE);
@@ -23,7 +23,7 @@ impl Connection {
         }
     }
 
-    /// The next acknowledgments are not delayed, half a window of them and `most`
+    /// Disables the delay for the next acknowledgments, half a window of them and `most`
     /// at most: the peer waits for them.
     pub(super) fn enter_quickack(&mut self, most: u8) {
         let segments = self.receive.buffer_limit / (2 * u32::from(self.receive.mss));
@@ -39,8 +39,8 @@ impl Connection {
         }
     }
 
-    /// Leaves delayed acknowledgments for a while, or enters them
-    /// (`TCP_QUICKACK`; not permanent).
+    /// Suspends delayed acknowledgments for a while, or resumes them (`TCP_QUICKACK`; not
+    /// permanent).
     pub fn set_quick_ack(&mut self, on: bool) {
         self.receive.pingpong = !on;
         if on {

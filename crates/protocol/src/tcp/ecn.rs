@@ -1,9 +1,8 @@
-//! Explicit congestion notification (RFC 3168 §6.1): what is marked, what is
+//! Explicit congestion notification (RFC 3168 §6.1): which segments are marked, what is
 //! echoed, and what an echo does.
 //!
-//! Data that is sent for the first time is ECT(0); retransmissions,
-//! acknowledgments and probes are not (RFC 3168 §6.1.4 to §6.1.6). Where the RFC
-//! leaves room this is Linux's classic mode.
+//! New data is ECT(0); retransmissions, acknowledgments and probes are not (RFC 3168
+//! §6.1.4 to §6.1.6). If the RFC leaves a choice, this follows Linux's classic mode.
 
 use super::connection::{Connection, Pending};
 use super::{Config, Ecn, Segment};
@@ -15,22 +14,22 @@ const FIELD: u8 = 3;
 pub(super) const ECT_0: u8 = 2;
 const EXPERIENCED: u8 = 3;
 
-/// Acknowledgments that are not delayed when the sender's window may be small.
+/// Number of undelayed acknowledgments when the sender's window may be small.
 const QUICK: u8 = 2;
 
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub(super) struct EcnState {
     pub(super) flags: u8,
-    /// Segments acknowledged by acknowledgments with ECE (`tcpi_delivered_ce`).
+    /// Segments covered by acknowledgments with ECE (`tcpi_delivered_ce`).
     pub(super) delivered: u32,
 }
 
 impl EcnState {
     /// Both ends have agreed on it.
     const AGREED: u8 = 1;
-    /// A mark is echoed until the sender says that it has reduced its window.
+    /// A mark is echoed until the sender reports that it has reduced its window.
     const ECHO: u8 = 2;
-    /// The next new data says that the window was reduced.
+    /// The next new data reports that the window was reduced.
     const REDUCED: u8 = 4;
     /// Data with an ECN codepoint has come (`TCPI_OPT_ECN_SEEN`).
     const SEEN: u8 = 8;
@@ -54,12 +53,12 @@ impl EcnState {
     /// The flags of a segment that is not a SYN.
     #[inline]
     pub(super) fn echo(self, flags: Flags) -> Flags {
-        // Without a branch: every segment comes by here.
+        // Without a branch: every segment passes through here.
         Flags(flags.0 | ((self.flags & Self::ECHO) * (Flags::ECE.0 / Self::ECHO)))
     }
 
-    /// Whether the next new data is to say that the window was reduced: one
-    /// segment says it, so it leaves alone.
+    /// Whether the next new data must report that the window was reduced. One segment
+    /// reports it, so that segment leaves alone.
     #[inline]
     pub(super) fn owes_cwr(self) -> bool {
         self.flags & Self::REDUCED != 0
@@ -69,7 +68,7 @@ impl EcnState {
         self.flags &= !Self::REDUCED;
     }
 
-    /// The congestion window was reduced, for whatever reason.
+    /// Records that the congestion window was reduced, for whatever reason.
     pub(super) fn reduced(&mut self) {
         if self.is_agreed() {
             self.flags |= Self::REDUCED;
@@ -77,9 +76,9 @@ impl EcnState {
     }
 }
 
-/// Whether a SYN asks for ECN and we take it. One that comes with an ECN
-/// codepoint was mangled: the RFC forbids it (§6.1.1), and a path that sets the
-/// bits on its own must not be trusted with them (as Linux).
+/// Whether a SYN asks for ECN and we accept. A SYN with an ECN codepoint was mangled,
+/// since the RFC forbids it (§6.1.1). A path that sets the bits itself must not be
+/// trusted with them (as Linux).
 pub(super) fn accepts(config: &Config, syn: &Segment<'_>) -> bool {
     config.ecn != Ecn::Off
         && syn.header.flags.contains(Flags::ECE | Flags::CWR)
@@ -87,8 +86,8 @@ pub(super) fn accepts(config: &Config, syn: &Segment<'_>) -> bool {
 }
 
 impl Connection {
-    /// The flags of our SYN besides SYN. One that was not answered may have been
-    /// dropped for them, so the next does without (RFC 3168 §6.1.1.1).
+    /// The flags of our SYN besides SYN. An unanswered SYN may have been dropped for
+    /// them, so the next one omits them (RFC 3168 §6.1.1.1).
     pub(super) fn ecn_request(&self) -> Flags {
         if self.config.ecn == Ecn::Active && self.send.retries == 0 {
             Flags::ECE | Flags::CWR
@@ -97,8 +96,8 @@ impl Connection {
         }
     }
 
-    /// The peer's SYN, which has crossed ours, or its SYN-ACK (`acknowledges`).
-    /// What reflects both flags knows nothing of ECN (RFC 3168 §6.1.1).
+    /// Processes the peer's SYN that crossed ours, or its SYN-ACK (`acknowledges`). A
+    /// peer that reflects both flags does not know ECN (RFC 3168 §6.1.1).
     pub(super) fn ecn_answer(&mut self, flags: Flags, acknowledges: bool) {
         let echo = flags.contains(Flags::ECE);
         let both = echo && flags.contains(Flags::CWR);
@@ -109,12 +108,12 @@ impl Connection {
         });
     }
 
-    /// Data has come that is not a mere copy (RFC 3168 §6.1.3).
+    /// Processes the codepoint of data that is not a mere copy (RFC 3168 §6.1.3).
     #[inline(never)]
     pub(super) fn receive_codepoint(&mut self, traffic_class: u8) {
         match traffic_class & FIELD {
             0 => {
-                // Most likely a retransmission: the sender waits for it.
+                // Probably a retransmission: the sender waits for it.
                 if self.ecn.has_seen() {
                     self.enter_quickack(QUICK);
                 }
@@ -130,9 +129,9 @@ impl Connection {
         self.ecn.flags |= EcnState::SEEN;
     }
 
-    /// ECE and CWR of a segment that acknowledges; `first` was the first byte in
-    /// flight before it, `plain` without payload. What ECE does to the window,
-    /// recovery has seen to (`enter_cwr`).
+    /// Processes ECE and CWR of a segment that acknowledges. `first` was the first byte
+    /// in flight before it; `plain` marks a segment without payload. Recovery has already
+    /// applied ECE to the window (`enter_cwr`).
     #[cold]
     pub(super) fn receive_echo(&mut self, flags: Flags, first: u32, plain: bool) {
         if flags.contains(Flags::ECE) && first != self.send.nxt {
@@ -141,8 +140,8 @@ impl Connection {
             self.ecn.delivered = self.ecn.delivered.wrapping_add(bytes.div_ceil(mss));
         }
         if flags.contains(Flags::CWR) {
-            // On any segment, though the RFC has it on new data only: some
-            // senders put it on acknowledgments.
+            // On any segment, though the RFC sends it on new data only: some senders put
+            // it on acknowledgments.
             self.ecn.flags &= !EcnState::ECHO;
             if !plain {
                 self.pending.add(Pending::ACKNOWLEDGE);

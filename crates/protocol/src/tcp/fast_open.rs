@@ -1,9 +1,8 @@
-//! Fast Open (RFC 7413): data in the SYN, for peers that show a cookie.
+//! Fast Open (RFC 7413): data in the SYN, for peers that present a cookie.
 //!
-//! What a client knows of a server ([`FastOpenPeer`]) is its owner's to keep:
-//! nothing here is shared between connections. A server's cookies
-//! ([`FastOpenKeys`]) are Linux's, so that machines with the same key take each
-//! other's.
+//! The owner keeps what a client knows of a server ([`FastOpenPeer`]): connections share
+//! nothing here. A server's cookies ([`FastOpenKeys`]) are Linux's, so machines with the
+//! same key accept each other's.
 
 use core::hash::Hasher;
 use std::net::IpAddr;
@@ -17,17 +16,17 @@ mod opening;
 
 pub(super) use opening::FastOpenState;
 
-/// What a client knows of a server, to be kept by address of the server from
-/// one connection to the next.
+/// A client's knowledge of a server. Its owner keeps it by server address from one
+/// connection to the next.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub struct FastOpenPeer {
-    /// The cookie that it has given, in the form of the option that it was in.
+    /// The cookie that the server gave, in the form of the option that carried it.
     pub cookie: Option<FastOpen>,
-    /// Its maximum segment size, which data in a SYN are bounded by.
+    /// The server's maximum segment size, which bounds data in a SYN.
     pub mss: Option<u16>,
-    /// How requests for a cookie were answered.
+    /// Which form of request the server answered.
     pub form: FastOpenForm,
-    /// Times in a row that a SYN with data seems to have been lost for that.
+    /// How often in a row a SYN with data seems to have been lost for that reason.
     pub losses: u8,
 }
 
@@ -37,14 +36,14 @@ pub enum FastOpenForm {
     /// The standard one (kind 34).
     #[default]
     Standard,
-    /// The standard one brought no cookie: the experimental one next (kind 254).
+    /// The standard form brought no cookie: the experimental form is next (kind 254).
     Experimental,
-    /// Neither did: the standard one again.
+    /// Neither did: back to the standard form.
     Neither,
 }
 
 impl FastOpenPeer {
-    /// Takes what a connection to this server has found out.
+    /// Records what a connection to this server has found out.
     pub fn learn(&mut self, outcome: &FastOpenOutcome) {
         self.mss = Some(outcome.mss);
         match outcome.cookie {
@@ -59,7 +58,7 @@ impl FastOpenPeer {
         };
     }
 
-    /// What a SYN is to say: the cookie, or a request for one.
+    /// The option of the next SYN: the cookie, or a request for one.
     fn option(&self) -> FastOpen {
         let experimental = self.form == FastOpenForm::Experimental;
         self.cookie
@@ -67,48 +66,48 @@ impl FastOpenPeer {
     }
 }
 
-/// What a client's connection has found out of its server.
+/// The outcome of a client's connection with regard to its server.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct FastOpenOutcome {
-    /// The cookie that the SYN-ACK has brought.
+    /// The cookie from the SYN-ACK.
     pub cookie: Option<FastOpen>,
     /// The server's maximum segment size.
     pub mss: u16,
-    /// The SYN had to be retransmitted, and its answer knew nothing of the first:
-    /// either the SYN with data was lost or its answer was.
+    /// The SYN was retransmitted, and its answer did not know the first: either the SYN
+    /// with data or its answer was lost.
     pub syn_lost: bool,
-    /// What is to be known of the form of the option.
+    /// The form of the option to use from now on.
     pub form: FastOpenForm,
 }
 
-/// Why data was not taken with the SYN (`tcpi_fastopen_client_fail`).
+/// Why data was not accepted with the SYN (`tcpi_fastopen_client_fail`).
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 #[repr(u8)]
 pub enum FastOpenFailure {
-    /// It was, or there was none to be taken.
+    /// It was accepted, or there was none.
     #[default]
     None = 0,
     /// There was no cookie to send it with.
     CookieUnavailable = 1,
-    /// The SYN-ACK has acknowledged the SYN alone.
+    /// The SYN-ACK acknowledged only the SYN.
     DataNotAcknowledged = 2,
-    /// So it has, and the SYN had to be retransmitted.
+    /// The SYN-ACK acknowledged only the SYN, and the SYN was retransmitted.
     SynRetransmitted = 3,
 }
 
-/// How a SYN that was taken with its data is answered.
+/// How to answer a SYN whose data was accepted.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub struct FastOpenAnswer {
-    /// A cookie for the client, whose own will not be good for long.
+    /// A new cookie for a client whose cookie will soon be invalid.
     pub cookie: Option<FastOpen>,
 }
 
 /// The keys of a server's cookies (`tcp_fastopen_key`, `TCP_FASTOPEN_KEY`).
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub struct FastOpenKeys {
-    /// Of the cookies that are given.
+    /// The key of cookies that are issued.
     pub primary: [u8; 16],
-    /// Of cookies that are still taken.
+    /// The key of older cookies that are still accepted.
     pub backup: Option<[u8; 16]>,
 }
 
@@ -118,17 +117,17 @@ impl core::fmt::Debug for FastOpenKeys {
     }
 }
 
-/// What a server makes of a client's cookie.
+/// How a server rates a client's cookie.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) enum Cookie {
     Wrong,
     Right,
-    /// By the backup key.
+    /// Valid by the backup key.
     Aging,
 }
 
 impl FastOpenKeys {
-    /// The cookie of a client, in the form that it speaks.
+    /// A client's cookie, in the form that the client uses.
     pub fn cookie(&self, flow: &FourTuple, experimental: bool) -> Option<FastOpen> {
         let cookie = FastOpen::cookie_of(&hash(&self.primary, flow))?;
         Some(cookie.with_experimental(experimental))
@@ -146,7 +145,7 @@ impl FastOpenKeys {
     }
 }
 
-/// SipHash-2-4 of the client's address and the server's, as Linux.
+/// SipHash-2-4 of the client's and the server's address, as Linux.
 fn hash(key: &[u8; 16], flow: &FourTuple) -> [u8; 8] {
     let mut hasher = SipHasher24::new_with_key(key);
     for end in [flow.remote.ip(), flow.local.ip()] {
@@ -158,16 +157,16 @@ fn hash(key: &[u8; 16], flow: &FourTuple) -> [u8; 8] {
     hasher.finish().to_le_bytes()
 }
 
-/// A listener's share of Fast Open (`TCP_FASTOPEN`).
+/// A listener's Fast Open settings (`TCP_FASTOPEN`).
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct FastOpenServer {
-    /// Connections at most that have begun by a SYN with data and whose handshake
-    /// is not complete, accepted ones included: beyond, SYNs are answered as if
-    /// there were no Fast Open.
+    /// Limit of connections that a SYN with data has opened and whose handshake is not
+    /// complete, accepted ones included. Beyond it, SYNs are answered as if there were no
+    /// Fast Open.
     pub queue: u32,
-    /// Of its cookies.
+    /// The keys of its cookies.
     pub keys: FastOpenKeys,
-    /// Data is taken without a cookie, too: where the network keeps strangers out
+    /// Accept data without a cookie, too: for a network that keeps strangers out
     /// (`tcp_fastopen` with 0x200).
     pub without_cookie: bool,
 }

@@ -1,11 +1,10 @@
-//! A connection as bytes and back, to be handed to another process: in any
-//! state, in mid-transfer, too.
+//! Converts a connection to bytes and back, to hand it over to another process: in any
+//! state, also in mid-transfer.
 //!
-//! Freezing and thawing are one description ([`Connection::with`]): each field
-//! passes through a [`Codec`], which either writes it down or puts what was
-//! written in its place. A new field that is not in it does not compile. Times
-//! are written relative to the moment of freezing, for the other process may
-//! count from elsewhere.
+//! Freezing and thawing are one description ([`Connection::with`]): each field passes
+//! through a [`Codec`], which either writes it or replaces it with what was written. A
+//! new field that is missing there does not compile. Times are relative to the moment of
+//! freezing, since the other process may have another epoch.
 
 use core::time::Duration;
 use std::collections::VecDeque;
@@ -43,7 +42,7 @@ mod codec;
 pub(super) use codec::Codec;
 use codec::{Reader, Writer, hash, one_of};
 
-/// Of this description; raised with every change of it.
+/// Version of this description; raised with every change of it.
 const VERSION: u32 = 0x5457_000e;
 
 /// Why bytes are not a frozen connection.
@@ -59,8 +58,8 @@ pub enum ThawError {
 }
 
 impl Connection {
-    /// The whole connection as bytes, its data included. It goes on where it was
-    /// once [`Connection::thaw`]ed; this one must then be dropped, unheard.
+    /// The whole connection as bytes, its data included. It continues once
+    /// [`Connection::thaw`]ed; the original must then be dropped without sending.
     pub fn freeze(&self, now: Time) -> Vec<u8> {
         let mut writer = Writer {
             bytes: Vec::new(),
@@ -73,8 +72,8 @@ impl Connection {
         writer.bytes
     }
 
-    /// A connection from the bytes of [`Connection::freeze`]. `now` may be of
-    /// another clock; what is between freezing and thawing counts for nothing.
+    /// Creates a connection from the bytes of [`Connection::freeze`]. `now` may be of
+    /// another clock; the time between freezing and thawing does not count.
     ///
     /// # Errors
     /// See [`ThawError`].
@@ -105,7 +104,7 @@ impl Connection {
         Ok(connection)
     }
 
-    /// Every field through a codec.
+    /// Passes every field through a codec.
     fn with<C: Codec>(&self, codec: &mut C) -> Self {
         let clock = timestamp(codec.now(), self.timestamp_offset);
         let clock = codec.u32(clock);
@@ -135,7 +134,7 @@ impl Connection {
             more: codec.flag(self.more),
             no_space: codec.flag(self.no_space),
             chrono,
-            // Of the process that it is thawed in.
+            // Determined by the process in which it is thawed.
             pressure: MemoryPressure::None,
             keepalive_probes: codec.u8(self.keepalive_probes),
             error: codec.errno(self.error),
@@ -210,7 +209,7 @@ impl Connection {
         }
     }
 
-    /// What the engine relies on.
+    /// Whether the invariants of the engine hold.
     fn is_sound(&self) -> bool {
         let Send {
             una,
@@ -227,13 +226,13 @@ impl Connection {
         let send = match self.state {
             State::Closed | State::TimeWait => held == 0,
             _ if synchronizing => {
-                // Data that goes with the SYN is little.
+                // Little data goes with a SYN.
                 held <= u16::MAX.into() && space == held + 1 && sent <= space
             }
             _ if space == u32::MAX => held == 0 && sent == 0 && self.send.closed,
             _ => held <= BUFFER_MAX && space == held && sent <= space + u32::from(self.send.closed),
         };
-        // It covers what is in flight, FIN included, or nothing is.
+        // The scoreboard covers the data in flight, FIN included, or is empty.
         let mut pieces = self.recovery.board.pieces();
         let start = pieces.next().map(|piece| (piece.start, piece.end));
         let end = pieces.last().map(|piece| piece.end);
@@ -272,7 +271,7 @@ impl Connection {
     }
 }
 
-/// A time in wrapping units of which it is now `now`, by its age.
+/// Encodes a time in wrapping units by its age; `now` is the current time.
 fn age<C: Codec>(at: u32, now: u32, codec: &mut C) -> u32 {
     now.wrapping_sub(codec.u32(now.wrapping_sub(at)))
 }
@@ -282,7 +281,7 @@ fn send<C: Codec>(send: &Send, codec: &mut C) -> Send {
     Send {
         una,
         nxt,
-        // Another device is offered the refused burst again.
+        // The new device is offered the refused burst again.
         offered: nxt,
         write_seq: codec.u32(send.write_seq),
         wnd: codec.u32(send.wnd),
@@ -327,7 +326,8 @@ fn send<C: Codec>(send: &Send, codec: &mut C) -> Send {
     }
 }
 
-/// Of a connection in `chrono`, which came through as `thawed`.
+/// Passes the statistics of a connection in state `chrono`; `thawed` is that state after
+/// the codec.
 fn chrono_stats<C: Codec>(
     mut stats: ChronoStats,
     (chrono, thawed): (ChronoKind, ChronoKind),
@@ -344,7 +344,7 @@ fn chrono_stats<C: Codec>(
     stats
 }
 
-/// Which of the unread bytes are frames is found out again.
+/// Which unread bytes are frames is determined again.
 fn acp<C: Codec>(acp: Option<&AcpState>, codec: &mut C) -> Option<Box<AcpState>> {
     if !codec.flag(acp.is_some()) {
         return None;
@@ -431,9 +431,9 @@ fn receive<C: Codec>(receive: &Receive, codec: &mut C) -> Receive {
             codec.maybe(receive.last_challenge, now, C::time)
         },
         consumed: codec.u32(receive.consumed),
-        // About: the buffer is tuned when something has come.
+        // Approximate: the buffer is tuned once data has arrived.
         tuned_at: microseconds(codec.time(receive.last_heard)),
-        // Of the place where its segments wait, which is another one there.
+        // A property of the queue in which its segments wait, which is another one there.
         room: ReceiveRoom::default(),
     };
     if !copy.finished {
@@ -460,7 +460,7 @@ fn assembler<C: Codec>(assembler: &Assembler, codec: &mut C) -> Assembler {
         let bytes = codec.data(pieces);
         let distance = first.wrapping_sub(thawed.next()) as usize;
         if bytes.is_empty() {
-            // Freezing: nothing is to be built.
+            // Freezing: nothing must be built.
             continue;
         }
         if distance == 0

@@ -1,8 +1,8 @@
-//! Half-open connections of a listener: a bounded store with one queue for each
-//! number of answers sent.
+//! Half-open connections of a listener: a bounded store with one queue per number of
+//! answers sent.
 //!
-//! All that have been answered equally often wait equally long, so each queue is
-//! in order of deadlines and no heap is needed.
+//! All entries with the same number of answers wait equally long. So each queue is in
+//! order of deadlines, and no heap is needed.
 
 use core::time::Duration;
 use std::collections::HashMap;
@@ -16,13 +16,13 @@ use super::{FourTuple, Time};
 /// How long the first answer waits for its acknowledgment (RFC 6298 §2);
 /// doubled each time.
 const FIRST_TIMEOUT: Duration = Duration::from_secs(1);
-/// How long any waits at most (Linux `TCP_RTO_MAX`).
+/// The longest wait (Linux `TCP_RTO_MAX`).
 const TIMEOUT_MAX: Duration = Duration::from_secs(120);
-/// After so many retries all wait equally long.
+/// After this many retries all wait equally long.
 const DOUBLINGS: u8 = 7;
 const QUEUES: usize = DOUBLINGS as usize + 1;
 
-/// How long an answer waits for its acknowledgment, after so many others.
+/// How long an answer waits for its acknowledgment, after `retries` others.
 pub(super) fn timeout(retries: u8) -> Duration {
     (FIRST_TIMEOUT * (1 << retries.min(DOUBLINGS))).min(TIMEOUT_MAX)
 }
@@ -34,7 +34,7 @@ pub(super) struct HalfOpen {
     pub local_isn: u32,
     pub remote_isn: u32,
     pub mss: u16,
-    /// What the SYN offered and we take.
+    /// Options that the SYN offered and we accept.
     pub window_scale: Option<u8>,
     pub sack: bool,
     pub ecn: bool,
@@ -43,16 +43,16 @@ pub(super) struct HalfOpen {
     /// The peer's timestamp as last seen.
     pub timestamp: Option<u32>,
     pub timestamp_offset: u32,
-    /// Whatever the caller said of where the SYN came from.
+    /// The caller's label for the SYN's origin.
     pub origin: u64,
     /// When the first answer was sent, and the last.
     pub begun: Time,
     pub answered: Time,
     /// Answers beyond the first.
     pub retries: u8,
-    /// The handshake is complete, and nothing came by it (`TCP_DEFER_ACCEPT`).
+    /// The handshake is complete, and no data has arrived (`TCP_DEFER_ACCEPT`).
     pub acknowledged: bool,
-    /// When it came to its queue.
+    /// When it entered its queue.
     pub queued: Time,
     pub previous: Option<u32>,
     pub next: Option<u32>,
@@ -82,7 +82,7 @@ impl HalfOpen {
         }
     }
 
-    /// When it is to be answered again, or forgotten.
+    /// When it is answered again, or dropped.
     pub(super) fn deadline(&self) -> Time {
         self.queued + timeout(self.retries)
     }
@@ -94,7 +94,7 @@ struct Queue {
     last: Option<u32>,
 }
 
-/// The addresses that share a part of the queue: a /24 or a /64.
+/// A prefix that shares part of the queue: a /24 or a /64.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub(super) struct Prefix(u64);
 
@@ -102,8 +102,8 @@ impl Prefix {
     pub(super) fn of(address: IpAddr) -> Self {
         Self(match address {
             IpAddr::V4(address) => u64::from(address.to_bits() >> 8),
-            // Global and local prefixes all have one of the upper 40 bits set,
-            // so that none is taken for an IPv4 one.
+            // Global and local prefixes all have one of the upper 40 bits set, so that
+            // none is mistaken for an IPv4 one.
             IpAddr::V6(address) => (address.to_bits() >> 64) as u64,
         })
     }
@@ -114,7 +114,7 @@ pub(super) struct Store {
     entries: Slab<HalfOpen>,
     by_flow: HashMap<FourTuple, u32, Keyed>,
     by_prefix: HashMap<Prefix, u32, Keyed>,
-    /// By [`HalfOpen::retries`].
+    /// Indexed by [`HalfOpen::retries`].
     queues: [Queue; QUEUES],
 }
 
@@ -151,7 +151,7 @@ impl Store {
         self.entries.get_mut(key as usize)
     }
 
-    /// Adds an entry; its flow must not be there yet.
+    /// Adds an entry; its flow must not be in the store yet.
     pub(super) fn insert(&mut self, entry: HalfOpen) {
         let flow = entry.flow;
         let key = self.entries.insert(entry) as u32;
@@ -163,7 +163,7 @@ impl Store {
         self.append(key);
     }
 
-    /// Takes an entry out.
+    /// Removes an entry.
     pub(super) fn remove(&mut self, key: u32) -> Option<HalfOpen> {
         self.unlink(key);
         let entry = self.entries.try_remove(key as usize)?;
@@ -178,7 +178,7 @@ impl Store {
         Some(entry)
     }
 
-    /// Notes that its time was up and it was answered once more.
+    /// Records that an entry expired and was answered once more.
     pub(super) fn retried(&mut self, key: u32, now: Time) {
         self.unlink(key);
         if let Some(entry) = self.get_mut(key) {
@@ -189,7 +189,7 @@ impl Store {
         self.append(key);
     }
 
-    /// The entry whose deadline is next, and that.
+    /// The next deadline, and its entry.
     pub(super) fn next(&self) -> Option<(Time, u32)> {
         let firsts = self.queues.iter().filter_map(|queue| queue.first);
         firsts

@@ -1,4 +1,4 @@
-//! What `getsockopt(TCP_INFO)` returns.
+//! The result of `getsockopt(TCP_INFO)`.
 
 use core::time::Duration;
 
@@ -6,8 +6,8 @@ use super::send::milliseconds;
 use super::{Congestion, Connection, FastOpenFailure, State, Time};
 use tidewall_wire::tcp::before;
 
-/// Numbers of a connection, named after Linux's `struct tcp_info` where it has
-/// them. Sizes in bytes.
+/// Statistics of a connection, named after Linux's `struct tcp_info` where it has them.
+/// Sizes in bytes.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 #[non_exhaustive]
 pub struct Info {
@@ -23,13 +23,13 @@ pub struct Info {
     pub frames: bool,
     /// Data with an ECN codepoint has come (`TCPI_OPT_ECN_SEEN`).
     pub ecn_seen: bool,
-    /// Data went with the SYN and was taken (`TCPI_OPT_SYN_DATA`).
+    /// Data went with the SYN and was accepted (`TCPI_OPT_SYN_DATA`).
     pub syn_data: bool,
-    /// `tcpi_fastopen_client_fail`: why it was not.
+    /// `tcpi_fastopen_client_fail`: why it was not accepted.
     pub fast_open_failure: FastOpenFailure,
     /// `tcpi_snd_wscale`: the peer's shift count.
     pub send_window_scale: u8,
-    /// `tcpi_rcv_wscale`: ours.
+    /// `tcpi_rcv_wscale`: our shift count.
     pub receive_window_scale: u8,
     /// `tcpi_rto`: the retransmission timeout, backed off.
     pub retransmission_timeout: Duration,
@@ -41,10 +41,10 @@ pub struct Info {
     pub round_trip_min: Duration,
     /// `tcpi_snd_mss`: payload of a full segment.
     pub send_mss: u32,
-    /// `tcpi_pmtu`: what the path is taken to carry, as far as ICMP or a search
-    /// has shown; headers included.
+    /// `tcpi_pmtu`: the assumed path MTU, as far as ICMP or probing has shown; headers
+    /// included.
     pub path_mtu: u32,
-    /// `tcpi_rcv_mss`: the peer's, as estimated from what came.
+    /// `tcpi_rcv_mss`: the peer's segment size, as estimated from received data.
     pub receive_mss: u32,
     /// The algorithm of congestion control (`TCP_CONGESTION`).
     pub congestion: Congestion,
@@ -52,25 +52,24 @@ pub struct Info {
     pub congestion_window: u32,
     /// `tcpi_snd_ssthresh`, in bytes; `u32::MAX` before the first loss.
     pub slow_start_threshold: u32,
-    /// `tcpi_pacing_rate`, in bytes a second, whether pacing is on or not;
-    /// `u64::MAX` before the first measurement of the round trip.
+    /// `tcpi_pacing_rate`, in bytes per second, whether pacing is on or not; `u64::MAX`
+    /// before the first measurement of the round trip.
     pub pacing_rate: u64,
-    /// `tcpi_max_pacing_rate`, in bytes a second; `u64::MAX` is no limit.
+    /// `tcpi_max_pacing_rate`, in bytes per second; `u64::MAX` is no limit.
     pub pacing_rate_max: u64,
-    /// What the peer's window allows beyond what it has acknowledged
-    /// (`tcpi_snd_wnd`).
+    /// The peer's window beyond the data that it has acknowledged (`tcpi_snd_wnd`).
     pub send_window: u32,
-    /// What we have promised to take (`tcpi_rcv_wnd`).
+    /// The window that we have announced (`tcpi_rcv_wnd`).
     pub receive_window: u32,
     /// `tcpi_rcv_space`: the receive buffer.
     pub receive_buffer: u32,
     /// The send buffer.
     pub send_buffer: u32,
-    /// Sent and not acknowledged.
+    /// Bytes sent and not acknowledged.
     pub unacknowledged: u32,
-    /// `tcpi_notsent_bytes`: written and not sent.
+    /// `tcpi_notsent_bytes`: bytes written and not sent.
     pub not_sent: u32,
-    /// In order and not read.
+    /// Bytes in order and not read.
     pub unread: u32,
     /// `tcpi_bytes_acked`.
     pub bytes_acknowledged: u64,
@@ -80,19 +79,18 @@ pub struct Info {
     pub retransmissions: u32,
     /// Retransmission timeouts since the connection began.
     pub timeouts: u32,
-    /// Those of them that F-RTO has shown to be spurious
-    /// (`LINUX_MIB_TCPSPURIOUSRTOS`).
+    /// Those that F-RTO has shown to be spurious (`LINUX_MIB_TCPSPURIOUSRTOS`).
     pub spurious_timeouts: u32,
     /// Times that fast recovery was entered.
     pub fast_recoveries: u32,
-    /// Times that a recovery or a timeout was for nothing and the window was given
-    /// back.
+    /// Number of recoveries or timeouts that were spurious, so that the window was
+    /// restored.
     pub recoveries_undone: u32,
     /// Tail-loss probes sent (`LINUX_MIB_TCPLOSSPROBES`).
     pub loss_probes: u32,
     /// `tcpi_ca_state`: 0 open, 1 disorder, 2 reduced window, 3 recovery, 4 loss.
     pub congestion_state: u8,
-    /// `tcpi_sacked`, in bytes; without SACK, of duplicate acknowledgments.
+    /// `tcpi_sacked`, in bytes; without SACK, from duplicate acknowledgments.
     pub sacked: u32,
     /// `tcpi_lost`, in bytes.
     pub lost: u32,
@@ -108,9 +106,9 @@ pub struct Info {
     pub reordering_seen: u32,
     /// `tcpi_dsack_dups`: segments that D-SACKs have reported.
     pub duplicates: u32,
-    /// `tcpi_delivered`: segments that have arrived, our SYN among them, even
-    /// where what they carried was retransmitted; counted from the bytes that each
-    /// acknowledgment covers, as full segments.
+    /// `tcpi_delivered`: segments that have arrived, our SYN among them, even if their
+    /// data was retransmitted. Computed in full segments from the bytes that each
+    /// acknowledgment covers.
     pub delivered: u32,
     /// `tcpi_delivered_ce`: segments whose acknowledgments had ECE
     /// set; counted from the bytes they cover.
@@ -119,29 +117,29 @@ pub struct Info {
     pub segments_received: u32,
     /// `tcpi_segs_out`.
     pub segments_sent: u32,
-    /// Segments that were refused: sequence numbers outside the window, old
-    /// timestamps, acknowledgments of what was never sent.
+    /// Segments that were refused: sequence numbers outside the window, old timestamps,
+    /// acknowledgments of data never sent.
     pub segments_refused: u32,
-    /// `tcpi_rcv_ooopack`: segments that came beyond a hole.
+    /// `tcpi_rcv_ooopack`: segments that arrived beyond a hole.
     pub out_of_order: u32,
 }
 
 impl Connection {
-    /// How long ago data last came, or else the handshake was complete
-    /// (`tcpi_last_data_recv`); to the millisecond, within 49 days.
+    /// How long ago data last arrived or, if none has, the handshake was complete
+    /// (`tcpi_last_data_recv`). To the millisecond, within 49 days.
     pub fn since_received(&self, now: Time) -> Duration {
         let age = milliseconds(now).wrapping_sub(self.receive.last_data);
         Duration::from_millis(age.into())
     }
 
-    /// Numbers of this connection.
+    /// Returns the statistics of this connection.
     pub fn info(&self) -> Info {
         let microseconds = |value: u32| Duration::from_micros(value.into());
         let counters = &self.counters;
         let expected = self.next_expected();
         Info {
             state: if self.send.closed && self.is_fast_opening() {
-                // Its FIN does not wait for the handshake.
+                // A FIN does not wait for the handshake.
                 State::FinWait1
             } else {
                 self.state

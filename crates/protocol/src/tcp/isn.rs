@@ -2,14 +2,14 @@
 
 use super::{FourTuple, Time, keyed};
 
-/// The initial sequence number of a connection: a clock plus a secret offset of
-/// the flow (RFC 6528 §3), so that no stranger can guess it and a later connection
-/// of the same flow begins above the earlier one.
+/// The initial sequence number of a connection: a clock plus a secret offset of the flow
+/// (RFC 6528 §3). So no stranger can guess it, and a later connection of the same flow
+/// begins above the earlier one.
 ///
-/// The clock ticks every 64 ns, as Linux's does, and not every 4 µs: a peer in
-/// TIME-WAIT takes a new connection of the same flow only if its number is beyond
-/// what the earlier one sent, which at 4 µs a connection of more than 250 KB/s
-/// overtakes. It comes round in 275 s, which is longer than any TIME-WAIT.
+/// The clock ticks every 64 ns, as Linux's does, not every 4 µs. A peer in TIME-WAIT
+/// accepts a new connection of the same flow only if its number is beyond those the
+/// earlier one sent. At 4 µs, a connection of more than 250 KB/s overtakes the clock. The
+/// clock wraps in 275 s, which is longer than any TIME-WAIT.
 ///
 /// `secret` is [`Secrets::sequence`](super::Secrets::sequence).
 #[must_use]
@@ -18,9 +18,9 @@ pub fn initial(secret: &[u8; 16], flow: &FourTuple, now: Time) -> u32 {
     clock.wrapping_add(keyed::hash(secret, flow, None) as u32)
 }
 
-/// What a flow's timestamps are ahead of the clock, in milliseconds: the same for
-/// every connection of the flow, so that a peer that remembers an earlier one
-/// (RFC 6191) never sees them go back.
+/// How far a flow's timestamps are ahead of the clock, in milliseconds. It is the same
+/// for every connection of the flow, so a peer that remembers an earlier one (RFC 6191)
+/// never sees them go back.
 ///
 /// `secret` is [`Secrets::cookie`](super::Secrets::cookie), for connections of
 /// either direction: the driver computes the same for its SYN cookies.
@@ -53,8 +53,8 @@ mod tests {
             prop_assert!(u64::from(climbed).abs_diff(later / 64) <= 1);
         }
 
-        /// A client that connects, asks and leaves, again and again from one port:
-        /// each number is above what the last connection sent, at 10 MB/s.
+        /// A client connects, asks and leaves, again and again from one port: each
+        /// initial number is above those of the last connection, at 10 MB/s.
         #[test]
         fn a_new_connection_begins_above_the_last(
             secret: [u8; 16], port: u16, start in 0u64..1 << 50, sent in 200u32..10_000_000,

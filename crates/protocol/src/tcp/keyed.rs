@@ -7,9 +7,8 @@ use siphasher::sip::{SipHasher13, SipHasher24};
 
 use super::FourTuple;
 
-/// SipHash-2-4 of a flow and perhaps one word more. `cookie_hash` of
-/// `bpf/cookie.h` is the same function: words of the machine's own byte order
-/// where that has them.
+/// SipHash-2-4 of a flow and optionally one more word. `cookie_hash` of `bpf/cookie.h` is
+/// the same function; words have native byte order wherever they have it there.
 pub(super) fn hash(key: &[u8; 16], flow: &FourTuple, word: Option<u64>) -> u64 {
     let mut hasher = SipHasher24::new_with_key(key);
     let mut absorb = |word: u64| hasher.write(&word.to_le_bytes());
@@ -38,7 +37,7 @@ pub(super) fn hash(key: &[u8; 16], flow: &FourTuple, word: Option<u64>) -> u64 {
     hasher.finish()
 }
 
-/// Makes the hashers of a `HashMap` that strangers choose the keys of.
+/// Creates hashers for a `HashMap` whose keys strangers choose.
 #[derive(Clone, Debug)]
 pub struct Keyed(pub [u8; 16]);
 

@@ -1,10 +1,10 @@
-//! Listening: from a SYN to a completed handshake (RFC 9293 §3.10.7.2 to
-//! §3.10.7.4 for LISTEN and SYN-RECEIVED), under attack too (RFC 4987).
+//! Listening: from a SYN to a completed handshake (RFC 9293 §3.10.7.2 to §3.10.7.4 for
+//! LISTEN and SYN-RECEIVED), also under attack (RFC 4987).
 //!
-//! A bounded number of half-open connections is remembered, of which no /24 or
-//! /64 gets more than a share; the others are answered with cookies, which cost
-//! no memory. When that happens often, [`Listener::sends_cookies`] asks the driver to
-//! answer by itself.
+//! A listener keeps a bounded number of half-open connections, of which no /24 or /64
+//! gets more than a share. The others are answered with cookies, which cost no memory.
+//! When that happens often, [`Listener::sends_cookies`] asks the driver to answer by
+//! itself.
 
 use core::time::Duration;
 use std::collections::VecDeque;
@@ -27,31 +27,31 @@ mod fast_open;
 
 use fast_open::Verdict;
 
-/// A part of the half-open connections that one prefix may have: an eighth.
+/// The share of half-open connections that one prefix may have: an eighth.
 const SHARE: usize = 8;
-/// A share is not less than this.
+/// The smallest share.
 const SHARE_MIN: usize = 4;
-/// Fewer half-open connections than this no listener takes.
+/// The smallest limit of half-open connections.
 const LIMIT_MIN: usize = 16;
-/// More than this neither (`tcp_max_syn_backlog` at its usual largest).
+/// The largest limit (`tcp_max_syn_backlog` at its usual largest).
 const LIMIT_MAX: usize = 65_536;
-/// Between two answers to the same half-open connection
+/// Minimum time between two answers to the same half-open connection
 /// (`tcp_invalid_ratelimit`).
 const ANSWER_INTERVAL: Duration = Duration::from_millis(500);
-/// How long the driver goes on answering after the last sign of an attack.
+/// How long the driver continues to answer after the last sign of an attack.
 const FLOOD_HYSTERESIS: Duration = Duration::from_secs(10);
-/// SYNs over their share in a second that make an attack.
+/// SYNs over their share per second that count as an attack.
 const EXCESS: u32 = 128;
-/// Answers beyond the first while more than half of the places are taken: those
-/// that come back do so within seconds.
+/// Answers beyond the first while more than half of the entries are in use: genuine peers
+/// answer within seconds.
 const RETRIES_CROWDED: u8 = 2;
 
-/// Secret keys, drawn at random by the caller once a stack.
+/// Secret keys, drawn at random by the caller once per stack.
 #[derive(Clone, Copy)]
 pub struct Secrets {
-    /// Of initial sequence numbers (RFC 6528) and of hash tables.
+    /// For initial sequence numbers (RFC 6528) and hash tables.
     pub sequence: [u8; 16],
-    /// Of SYN cookies and timestamp offsets; the driver has it too.
+    /// For SYN cookies and timestamp offsets; the driver has it too.
     pub cookie: [u8; 16],
 }
 
@@ -61,21 +61,20 @@ impl core::fmt::Debug for Secrets {
     }
 }
 
-/// What a listener made of a segment.
+/// The result of passing a segment to a listener.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Reaction {
-    /// Dealt with; nothing for the caller.
+    /// Handled; the caller has nothing to do.
     Nothing,
-    /// A half-open connection began: the caller enters the flow into the
-    /// driver's table, to the listener's channel.
+    /// A half-open connection began: the caller enters its flow into the driver's table,
+    /// pointing to the listener's channel.
     HalfOpen(FourTuple),
-    /// A handshake is complete, or needs not be ([`Handshake::fast_open`]). The
-    /// caller makes a connection of it
-    /// ([`Connection::accept`](super::Connection::accept)), enters or changes its
-    /// flow in the driver's table, and gives the connection the same segment.
+    /// A handshake is complete, or need not be ([`Handshake::fast_open`]). The caller
+    /// creates a connection from it ([`Connection::accept`](super::Connection::accept)),
+    /// enters or changes its flow in the driver's table, and passes the connection the
+    /// same segment.
     Established(Handshake),
-    /// A half-open connection ended: the caller takes the flow out of the
-    /// driver's table.
+    /// A half-open connection ended: the caller removes its flow from the driver's table.
     Forgotten(FourTuple),
     /// The segment was dropped.
     Dropped(DropReason),
@@ -88,21 +87,21 @@ pub struct Listener {
     secrets: Secrets,
     cookies: Cookies,
     half_open: Store,
-    /// Half-open connections at most.
+    /// Limit of half-open connections.
     limit: usize,
     backlog: usize,
     /// Connections that wait to be accepted.
     waiting: usize,
     flooded_until: Option<Time>,
     cookies_until: Option<Time>,
-    /// Where the segments that are given come from.
+    /// Origin of the segments that are passed in.
     origin: u64,
     fast_open: Option<FastOpenServer>,
     /// See [`Listener::set_defer_accept`].
     defer_accept: u8,
-    /// Connections that a SYN has opened whose handshake is not complete.
+    /// Connections opened by a SYN whose handshake is not complete.
     opening: u32,
-    /// Of those that were reset meanwhile: until when each keeps its place.
+    /// For those that were reset meanwhile: until when each occupies its slot.
     reset_until: VecDeque<Time>,
     /// SYNs over their share in the second that began at `excess_since`.
     excess: u32,
@@ -110,12 +109,12 @@ pub struct Listener {
 }
 
 impl Listener {
-    /// A listener whose caller keeps up to `backlog` connections for `accept`,
-    /// at least one. As many half-open ones are remembered, 16 at least.
+    /// Creates a listener whose caller keeps up to `backlog` connections for `accept`, at
+    /// least one. It keeps as many half-open ones, at least 16.
     ///
-    /// [`Config::mss`] is to be the MTU less 40: to IPv6 peers 20 less is
-    /// announced. The caller's times must be those of the clock whose zero the
-    /// driver knows, for cookies carry the time.
+    /// [`Config::mss`] must be the MTU less 40; 20 less is announced to IPv6 peers. The
+    /// caller's times must be those of the clock whose zero the driver knows, since
+    /// cookies carry the time.
     #[must_use]
     pub fn new(config: &Config, backlog: u32, secrets: Secrets) -> Self {
         let backlog = usize::try_from(backlog).unwrap_or(usize::MAX).max(1);
@@ -139,11 +138,11 @@ impl Listener {
         }
     }
 
-    /// A segment of the listener's channel that belongs to no connection (the
-    /// caller has looked: segments of a connection that was established a moment
-    /// ago may still be in this channel). `send` gets one answer at most, without data; it
-    /// may leave only when the caller has done what the reaction asks for, since what
-    /// answers it in turn is nobody's before.
+    /// Processes a segment of the listener's channel that belongs to no connection. The
+    /// caller has checked this: segments of a connection that was just established may
+    /// still be in this channel. `send` gets at most one answer, without data. The answer
+    /// may leave only once the caller has done what the reaction requires: until then,
+    /// nothing owns the peer's next segment.
     pub fn input(
         &mut self,
         segment: &Segment<'_>,
@@ -153,8 +152,9 @@ impl Listener {
         self.process(segment, None, now, send)
     }
 
-    /// A SYN that [`TimeWaitReaction::Reuse`](super::TimeWaitReaction::Reuse) was
-    /// said of: our initial sequence number will be at least `sequence`.
+    /// Processes a SYN for which
+    /// [`TimeWaitReaction::Reuse`](super::TimeWaitReaction::Reuse) was returned: our
+    /// initial sequence number will be at least `sequence`.
     pub fn input_reusing(
         &mut self,
         segment: &Segment<'_>,
@@ -174,7 +174,7 @@ impl Listener {
     ) -> Reaction {
         self.expire_defences(now);
         let flags = segment.header.flags;
-        // To itself: a LAND attack.
+        // A segment to itself: a LAND attack.
         if segment.flow.local == segment.flow.remote {
             return Reaction::Dropped(DropReason::MartianSource);
         }
@@ -193,7 +193,7 @@ impl Listener {
         self.begin(segment, reused, now, send)
     }
 
-    /// A SYN of no half-open connection.
+    /// Processes a SYN that matches no half-open connection.
     fn begin(
         &mut self,
         syn: &Segment<'_>,
@@ -260,7 +260,7 @@ impl Listener {
         Reaction::HalfOpen(flow)
     }
 
-    /// Notes that a SYN found no place.
+    /// Counts a SYN that found no free entry.
     fn count_excess_syn(&mut self, full: bool, now: Time) {
         if now.saturating_sub(self.excess_since) >= Duration::from_secs(1) {
             self.excess = 0;
@@ -273,7 +273,8 @@ impl Listener {
         }
     }
 
-    /// An ACK of no half-open connection: of a cookie, or of nothing.
+    /// Processes an ACK that matches no half-open connection: it belongs to a cookie, or
+    /// to nothing.
     fn acknowledged(
         &mut self,
         segment: &Segment<'_>,
@@ -284,7 +285,7 @@ impl Listener {
             && let Some(handshake) = self.cookies.check(segment, now)
         {
             if self.is_full() {
-                // Its data comes again, with the cookie in it.
+                // Its data will come again, with the cookie in it.
                 return Reaction::Dropped(DropReason::TcpListenOverflow);
             }
             return Reaction::Established(handshake);
@@ -295,7 +296,7 @@ impl Listener {
         Reaction::Dropped(DropReason::TcpNoConnection)
     }
 
-    /// A segment of a half-open connection (RFC 9293 §3.10.7.4).
+    /// Processes a segment of a half-open connection (RFC 9293 §3.10.7.4).
     fn half_open(
         &mut self,
         key: u32,
@@ -312,7 +313,8 @@ impl Listener {
         let offset = header.sequence.wrapping_sub(expected);
         let in_window = offset < u32::from(self.config.syn_window());
         if has(Flags::RST) {
-            // RFC 5961 §3.2: an exact hit ends it, a near one is asked back.
+            // RFC 5961 §3.2: an exact match ends the connection; a near one is
+            // challenged.
             return if offset == 0 {
                 self.forget(key)
             } else if in_window {
@@ -352,7 +354,7 @@ impl Listener {
             return Reaction::Nothing;
         }
         if self.is_full() {
-            // Our answer, repeated, will be acknowledged again.
+            // Our repeated answer will be acknowledged again.
             return Reaction::Dropped(DropReason::TcpListenOverflow);
         }
         let Some(entry) = self.half_open.remove(key) else {
@@ -363,7 +365,7 @@ impl Listener {
         Reaction::Established(handshake(&entry, &self.config, segment, round_trip))
     }
 
-    /// The SYN came again: so does its answer, but not for each of many.
+    /// Repeats the answer to a repeated SYN, but not for each of many.
     fn repeat(
         &mut self,
         key: u32,
@@ -375,13 +377,13 @@ impl Listener {
         {
             answer(entry, &self.config, None, now, send);
             entry.answered = now;
-            // Its way may have changed.
+            // Its path may have changed.
             entry.origin = self.origin;
         }
         Reaction::Nothing
     }
 
-    /// Sends a challenge ACK (RFC 5961 §4.2), not too often.
+    /// Sends a challenge ACK (RFC 5961 §4.2), rate-limited.
     fn challenge(
         &mut self,
         key: u32,
@@ -405,9 +407,9 @@ impl Listener {
         Reaction::Dropped(DropReason::TcpHalfOpen)
     }
 
-    /// Takes an ICMP error about a flow that may be half open. One that quotes our
-    /// SYN-ACK ends it, as by Linux: its peer does not hear us. What only says
-    /// that a packet was too large is nothing to a SYN-ACK.
+    /// Processes an ICMP error about a flow that may be half open. An error that quotes
+    /// our SYN-ACK ends it, as on Linux: its peer does not receive us. An error that only
+    /// reports a packet as too large does not apply to a SYN-ACK.
     pub fn icmp_error(&mut self, error: &FlowError) -> Reaction {
         let flow = FourTuple {
             local: error.local,
@@ -416,7 +418,7 @@ impl Listener {
         let Some(key) = self.half_open.find(&flow) else {
             return Reaction::Nothing;
         };
-        // Anyone can send one (RFC 5927): it must know the number.
+        // Anyone can send one (RFC 5927): it must quote the sequence number.
         let ours = self
             .half_open
             .get(key)
@@ -435,16 +437,16 @@ impl Listener {
         }
     }
 
-    /// When [`Listener::timeout`] has something to do.
+    /// When [`Listener::timeout`] must next be called.
     pub fn next_timeout(&self) -> Option<Time> {
         let next = self.half_open.next().map(|(deadline, _)| deadline);
         let ends = [next, self.flooded_until, self.cookies_until];
         ends.into_iter().flatten().min()
     }
 
-    /// Retransmits SYN-ACKs, and drops half-open connections after the last:
-    /// `forgotten` gets each flow, which the caller takes out of the driver's table.
-    /// `send` also gets where the SYN came from ([`Listener::set_origin`]).
+    /// Retransmits SYN-ACKs, and drops half-open connections after the last one.
+    /// `forgotten` gets each dropped flow, which the caller removes from the driver's
+    /// table. `send` also gets the SYN's origin ([`Listener::set_origin`]).
     pub fn timeout(
         &mut self,
         now: Time,
@@ -494,59 +496,58 @@ impl Listener {
         self.cookies_until = self.cookies_until.filter(|&until| now < until);
     }
 
-    /// Answers by another configuration from now on (`TCP_MAXSEG` on a listening
-    /// socket for one); see [`Listener::new`]. Half-open connections are answered
-    /// by it too, should their SYN come again.
+    /// Sets the configuration for answers from now on, for example after `TCP_MAXSEG` on
+    /// a listening socket; see [`Listener::new`]. It also applies to half-open
+    /// connections whose SYN comes again.
     pub fn set_config(&mut self, config: &Config) {
         self.config = config.framed();
         self.cookies = Cookies::new(config, self.secrets.cookie);
     }
 
-    /// Establishes a connection only when data has come by it, or once its answer has timed out
-    /// so many times (`TCP_DEFER_ACCEPT`); 0: at once. One by a cookie is established at once.
+    /// Establishes a connection only when data has arrived on it, or once its answer has
+    /// timed out `timeouts` times (`TCP_DEFER_ACCEPT`); 0: at once. A connection from a
+    /// cookie is established at once.
     pub fn set_defer_accept(&mut self, timeouts: u8) {
         self.defer_accept = timeouts;
     }
 
-    /// Says where the segments that are given from now on come from, in a form of
-    /// the caller's: the link's sender, for one. An answer that is retransmitted goes
-    /// there.
+    /// Sets the origin of the segments passed in from now on, in a form that the caller
+    /// chooses, such as the link's sender. A retransmitted answer goes there.
     pub fn set_origin(&mut self, origin: u64) {
         self.origin = origin;
     }
 
-    /// Says how many connections wait to be accepted where the next one would, and how many
-    /// may, at least one: of several listeners at one address each has a queue.
+    /// Sets how many connections wait in the accept queue of the next one, and how many
+    /// may, at least one. Each of several listeners at one address has a queue.
     pub fn set_accept_queue(&mut self, waiting: usize, backlog: usize) {
         self.waiting = waiting;
         self.backlog = backlog.max(1);
     }
 
-    /// True when no more connections may wait to be accepted: the caller stops
-    /// draining the listener's channel, and SYNs die in the driver.
+    /// True when no more connections may wait to be accepted. The caller stops draining
+    /// the listener's channel, and the driver drops SYNs.
     pub fn is_full(&self) -> bool {
         self.waiting >= self.backlog
     }
 
-    /// True when the driver is to answer SYNs with cookies: not where frames are
-    /// carried, of which it knows nothing.
+    /// True when the driver must answer SYNs with cookies. Never true where frames are
+    /// carried, which the driver does not know about.
     pub fn sends_cookies(&self) -> bool {
         self.flooded_until.is_some() && self.config.framing == Framing::Stream
     }
 
-    /// True when cookies may be on their way, so that the driver is to let valid
-    /// ones through.
+    /// True when cookies may be in transit, so the driver must pass valid ones.
     pub fn takes_cookies(&self) -> bool {
         self.cookies_until.is_some()
     }
 
-    /// Half-open connections.
+    /// Number of half-open connections.
     pub fn half_open_len(&self) -> usize {
         self.half_open.len()
     }
 
-    /// Ends every half-open connection, because the listener closes: `forgotten`
-    /// hears of each flow. Their peers are reset when they next send.
+    /// Ends every half-open connection, because the listener closes; `forgotten` gets
+    /// each flow. Their peers are reset when they next send.
     pub fn close(&mut self, forgotten: &mut dyn FnMut(&FourTuple)) {
         while let Some((_, key)) = self.half_open.next() {
             if let Some(entry) = self.half_open.remove(key) {
@@ -556,7 +557,7 @@ impl Listener {
     }
 }
 
-/// What was agreed on, the last word of it in `segment`.
+/// Returns what the handshake agreed on, completed by `segment`.
 fn handshake(
     entry: &HalfOpen,
     config: &Config,

@@ -1,44 +1,45 @@
-//! What a connection's data takes, and what it does without when all connections
+//! How much memory a connection's data takes, and what is limited when all connections
 //! together take too much (Linux `tcp_mem`).
 //!
-//! The engine counts for itself only. The owner of many connections adds up
-//! [`Connection::memory`] and says by [`Connection::set_memory_pressure`] how the
-//! sum stands; the engine acts on that when it takes, announces and releases.
+//! The engine counts only its own memory. The owner of many connections adds up
+//! [`Connection::memory`] and reports the level of the sum by
+//! [`Connection::set_memory_pressure`]. The engine applies it when it accepts, announces
+//! and releases.
 
 use super::assembler::ReceiveLimits;
 use super::connection::Connection;
 use super::out_of_order::QueueLimits;
 use super::push_marks::RECORD_SPACE;
 
-/// What a connection may hold either way however short memory is, if a segment is
-/// no longer: so that it goes on (the first number of Linux's `tcp_rmem` and
-/// `tcp_wmem`).
+/// The memory that a connection may hold in each direction under any memory pressure;
+/// more if a segment is longer. It keeps the connection going (the first number of
+/// `tcp_rmem` and `tcp_wmem` in Linux).
 const LEAST: u32 = 4096;
 
-/// Segments that a window grows to while memory is short (as Linux).
+/// Segments to which a window grows while memory is short (as Linux).
 const SHORT_WINDOW: u32 = 4;
 
-/// How the memory of all connections together stands.
+/// Level of the memory of all connections together.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug, Default)]
 #[repr(u8)]
 pub enum MemoryPressure {
     /// There is enough.
     #[default]
     None = 0,
-    /// Memory is short: nothing is held beyond holes, windows grow to four segments
-    /// only and send buffers not at all, empty buffers are given back at once.
+    /// Memory is short. Nothing is held beyond holes, windows grow to four segments only,
+    /// and send buffers not at all. Empty buffers are freed at once.
     Short = 1,
-    /// There is none left: besides, no connection takes more than 4 KiB, or a
-    /// segment, in either direction; what more comes is dropped, to be retransmitted.
+    /// No memory is left. In addition, no connection takes more than 4 KiB, or a segment,
+    /// in either direction. Further data is dropped, to be retransmitted.
     Exhausted = 2,
 }
 
-/// What the receive buffer may take: looked at only when that decides.
+/// Limits of the receive buffer; computed only when they decide.
 pub(super) struct Limits<'a> {
     pub(super) pressure: &'a MemoryPressure,
     /// Bytes of the receive buffer.
     pub(super) buffer: &'a u32,
-    /// What full segments carry.
+    /// The payload of full segments.
     pub(super) mss: &'a u16,
 }
 
@@ -57,9 +58,8 @@ impl ReceiveLimits for Limits<'_> {
 }
 
 impl Connection {
-    /// Bytes of memory that data takes: what waits to be read, lies beyond holes, or
-    /// was written and not acknowledged. What was allocated counts, not what is
-    /// filled.
+    /// Bytes of memory that data takes: unread, beyond holes, or written and not
+    /// acknowledged. Counts the allocated bytes, not the filled ones.
     #[inline]
     pub fn memory(&self) -> usize {
         self.receive.assembler.capacity()
@@ -67,15 +67,14 @@ impl Connection {
             + self.send.buffer.capacity()
     }
 
-    /// Says how the memory of all connections together stands.
+    /// Sets the level of the memory of all connections together.
     #[inline]
     pub fn set_memory_pressure(&mut self, pressure: MemoryPressure) {
         self.pressure = pressure;
     }
 
-    /// Gives back what can be had without loss to the application: what lies beyond
-    /// holes, which the peer sends again (RFC 2018 §8), and room in buffers that is
-    /// not used.
+    /// Frees memory without loss to the application: data beyond holes, which the peer
+    /// sends again (RFC 2018 §8), and unused buffer space.
     pub fn prune(&mut self) {
         self.receive.assembler.prune();
         self.send.buffer.fit();
@@ -90,7 +89,7 @@ impl Connection {
         LEAST.max(u32::from(self.config.mss) + RECORD_SPACE)
     }
 
-    /// Bytes that a window may grow to while memory is short.
+    /// Bytes to which a window may grow while memory is short.
     #[cold]
     pub(super) fn short_receive_room(&self) -> u32 {
         let unread = self.receive.assembler.unread();
@@ -101,8 +100,8 @@ impl Connection {
         self.receive.buffer_limit.saturating_sub(unread).min(most)
     }
 
-    /// The window to offer while memory is short: what `held` says was promised, or a
-    /// good step more.
+    /// The window to offer while memory is short: the promised window `held`, or a good
+    /// step more.
     #[cold]
     pub(super) fn short_window(&self, held: u32, step: u32) -> u32 {
         let room = self.short_receive_room();
@@ -113,12 +112,12 @@ impl Connection {
         }
     }
 
-    /// The send buffer's size as far as memory goes.
+    /// The send buffer's size under the current memory pressure.
     #[cold]
     pub(super) fn short_send_limit(&self, limit: u32) -> u32 {
         match self.pressure {
             MemoryPressure::None => limit,
-            // A size that the application has asked for stays (as Linux).
+            // A size set by the application stays (as Linux).
             MemoryPressure::Short if self.send.buffer_limit != 0 => limit,
             MemoryPressure::Short => limit.min(self.config.send_buffer),
             MemoryPressure::Exhausted => limit.min(self.least()),

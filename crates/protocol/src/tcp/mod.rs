@@ -1,10 +1,10 @@
-//! TCP: segments and a time go in, segments and bytes come out.
+//! TCP: segments and a time go in; segments and bytes come out.
 //!
-//! What lives here: the engine of one connection ([`Connection`]), without
-//! clock, socket, thread or randomness, and the bytes of its segments
-//! ([`input`], [`output`]). What may not: channels, devices, ports, waiting. An
-//! established connection allocates nothing for a segment; its buffers are
-//! allocated when data comes and given back when they are empty.
+//! Lives here: the engine of one connection ([`Connection`]), without clock, socket,
+//! thread or randomness, and the bytes of its segments ([`input`], [`output`]). Does not
+//! live here: channels, devices, ports, waiting. An established connection allocates
+//! nothing per segment. Its buffers are allocated when data arrives and freed when they
+//! are empty.
 //!
 //! ```text
 //! bytes ─► input ─► Segment ─► Connection::input ─► received(), read()
@@ -13,23 +13,33 @@
 //!            next_timeout(), timeout()
 //! ```
 //!
-//! One concern a file: `segment` (bytes), `connection` (the state and its
-//! beginning), `application` and `options` (what its owner does with it),
-//! `receive`, `delayed_ack` and `acknowledgment` (RFC 9293 §3.10.7), `plan` (what may
-//! be sent) and `send`, `burst` (how much together, and who cuts it), `sent` (what is then
-//! remembered), `push_marks` (pushes and records), `assembler` and `out_of_order` (what has come,
-//! in order and beyond holes; like the send buffer each a `byte_queue`, which
-//! is a `ring`), `receive_buffer` (its
-//! growth), `memory` (what all of that takes, and what is done when it is short),
-//! `scoreboard` (what became of what is in flight), `recovery` (from a loss to its
-//! repair), `rack`, `tail_probe`, `reduction` and `undo` (its parts),
-//! `congestion` (how much may be in flight), `pacing`, `round_trip` (RFC 6298),
-//! `ecn` (RFC 3168), `path_mtu` (RFC 4821), `timers`, `close` (the ends, timers
-//! and ICMP errors included), `fast_open` (RFC 7413), `notifications` (when bytes
-//! left, were acknowledged and came), `freeze` (to bytes and back), `info`,
-//! `acp` (frames in whole segments), `sending_times` (what sending waited for), `sysctl` and `stream_options` (what
-//! makes a [`Config`]). Before a connection is established, and after: `listen`, `half_open`, `isn`, `cookie`,
-//! `time_wait`.
+//! One concern per file:
+//!
+//! - `segment`: bytes of segments;
+//! - `connection`: the state and its beginning;
+//! - `application` and `options`: what the owner does with a connection;
+//! - `receive`, `delayed_ack` and `acknowledgment`: RFC 9293 §3.10.7;
+//! - `plan`: what may be sent; `send`; `burst`: how much is sent together, and what cuts
+//!   it; `sent`: what is then remembered;
+//! - `push_marks`: pushes and records;
+//! - `assembler` and `out_of_order`: received data, in order and beyond holes; like the
+//!   send buffer each is a `byte_queue`, which is a `ring`;
+//! - `receive_buffer`: its growth;
+//! - `memory`: what all of that takes, and what is done when it is short;
+//! - `scoreboard`: what became of the data in flight;
+//! - `recovery`: from a loss to its repair; `rack`, `tail_probe`, `reduction` and `undo`
+//!   are its parts;
+//! - `congestion`: how much may be in flight;
+//! - `pacing`; `round_trip` (RFC 6298); `ecn` (RFC 3168); `path_mtu` (RFC 4821);
+//!   `timers`;
+//! - `close`: how a connection ends, timers and ICMP errors included;
+//! - `fast_open`: RFC 7413;
+//! - `notifications`: when bytes left, were acknowledged and arrived;
+//! - `freeze`: to bytes and back;
+//! - `info`; `acp` (frames in whole segments); `sending_times` (what sending waited for);
+//! - `sysctl` and `stream_options`: what makes a [`Config`];
+//! - `listen`, `half_open`, `isn`, `cookie`, `time_wait`: before a connection is
+//!   established, and after.
 //!
 //! Read first: RFC 9293 (TCP), 7323 (window scale, timestamps), 2018 and 6675
 //! (SACK), 2883 (D-SACK), 8985 (RACK-TLP), 6298 (retransmission timer), 5682
@@ -119,11 +129,11 @@ pub use tidewall_wire::tcp::{FastOpen, Timestamps};
 pub use tidewall_wire::udp::Checksum;
 pub use time_wait::{TIME_WAIT, TimeWaitReaction, TimeWaitTable};
 
-/// Time since any fixed moment; it may never go backwards.
+/// Time since any fixed moment; it must never go backwards.
 pub type Time = Duration;
 
-/// Two ends of a connection, seen from here. Addresses are canonical: an
-/// IPv4-mapped IPv6 address never occurs, scope ids and flow labels are zero.
+/// The two ends of a connection, as seen from here. Addresses are canonical: an
+/// IPv4-mapped IPv6 address never occurs; scope ids and flow labels are zero.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub struct FourTuple {
     /// This end.
@@ -137,17 +147,18 @@ pub struct FourTuple {
 pub struct Errno(pub i32);
 
 impl Errno {
-    /// Nothing to be had now, or no room: try again.
+    /// No data or no room now: try again.
     pub const AGAIN: Self = Self(errno::EAGAIN);
     /// Invalid argument.
     pub const INVAL: Self = Self(errno::EINVAL);
-    /// The connection cannot take data any more.
+    /// The connection cannot accept data any more.
     pub const PIPE: Self = Self(errno::EPIPE);
-    /// Message too long: a path MTU below what is possible, a frame beyond a segment.
+    /// Message too long: the path MTU is below what is possible, or a frame is longer
+    /// than a segment.
     pub const MSGSIZE: Self = Self(errno::EMSGSIZE);
-    /// What came is not of the protocol that was agreed on.
+    /// The received bytes do not follow the agreed protocol.
     pub const PROTO: Self = Self(errno::EPROTO);
-    /// The peer does not speak the protocol that is asked of it.
+    /// The peer does not speak the requested protocol.
     pub const PROTONOSUPPORT: Self = Self(errno::EPROTONOSUPPORT);
     /// The connection was aborted here.
     pub const CONNABORTED: Self = Self(errno::ECONNABORTED);
@@ -159,7 +170,7 @@ impl Errno {
     pub const TIMEDOUT: Self = Self(errno::ETIMEDOUT);
     /// The peer refuses the connection.
     pub const CONNREFUSED: Self = Self(errno::ECONNREFUSED);
-    /// Every errno that a connection can report, for checks.
+    /// Upper bound of every errno that a connection can report, for checks.
     pub(crate) const LAST: i32 = 133;
 }
 
@@ -187,11 +198,12 @@ impl fmt::Debug for Errno {
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 #[repr(u8)]
 pub enum State {
-    /// Once [`Connection::wants_output`] is false it may be dropped.
+    /// A connection in this state may be dropped once [`Connection::wants_output`] is
+    /// false.
     Closed = 0,
     /// A SYN was sent.
     SynSent = 1,
-    /// SYNs have crossed (simultaneous open); ours is not acknowledged.
+    /// SYNs have crossed (simultaneous open); our SYN is not acknowledged.
     SynReceived = 2,
     /// Data flow.
     Established = 3,
@@ -201,7 +213,7 @@ pub enum State {
     FinWait2 = 5,
     /// Closed by the peer.
     CloseWait = 6,
-    /// Both have closed at once; our FIN is not acknowledged.
+    /// Both ends have closed at once; our FIN is not acknowledged.
     Closing = 7,
     /// Closed by the peer, then here; our FIN is not acknowledged.
     LastAck = 8,
@@ -224,7 +236,7 @@ impl State {
         Self::TimeWait,
     ];
 
-    /// Data, or what is left of it before our FIN, may be sent.
+    /// Whether data, or the rest of it before our FIN, may be sent.
     #[inline]
     pub(crate) fn may_send_data(self) -> bool {
         matches!(
@@ -234,52 +246,52 @@ impl State {
     }
 }
 
-/// Which half to close, as `shutdown(2)` has it.
+/// Which half to close, as in `shutdown(2)`.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Shutdown {
-    /// No more reading (`SHUT_RD`). As on Linux, the peer does not notice.
+    /// Stop reading (`SHUT_RD`). As on Linux, the peer does not notice.
     Read,
-    /// No more writing (`SHUT_WR`): a FIN follows what was written.
+    /// Stop writing (`SHUT_WR`): a FIN follows the written data.
     Write,
     /// Both (`SHUT_RDWR`).
     Both,
 }
 
-/// What a passive handshake agreed on.
+/// The result of a passive handshake.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Handshake {
     /// The two ends.
     pub flow: FourTuple,
-    /// Our initial sequence number, that of our SYN-ACK.
+    /// Our initial sequence number, from our SYN-ACK.
     pub local_isn: u32,
-    /// The peer's, that of its SYN.
+    /// The peer's initial sequence number, from its SYN.
     pub remote_isn: u32,
     /// The peer's maximum segment size; 536 or 1220 if it named none (RFC 9293
     /// §3.7.1).
     pub mss: u16,
-    /// The peer's window scale, if both sent one.
+    /// The peer's window scale, if both ends sent one.
     pub window_scale: Option<u8>,
-    /// Ours, used if the peer sent one too.
+    /// Our window scale, used if the peer sent one too.
     pub local_window_scale: u8,
-    /// Both take SACK options.
+    /// Both ends accept SACK options.
     pub sack: bool,
-    /// Both use explicit congestion notification.
+    /// Both ends use explicit congestion notification.
     pub ecn: bool,
-    /// If both use timestamps: the last of the peer, as it sent it.
+    /// The peer's last timestamp as sent, if both ends use timestamps.
     pub timestamps: Option<Timestamps>,
-    /// What our timestamps are ahead of the caller's clock in milliseconds.
+    /// How far our timestamps are ahead of the caller's clock, in milliseconds.
     pub timestamp_offset: u32,
-    /// The peer's window as in the ACK that completed the handshake, or in the
-    /// SYN if `fast_open`; unscaled.
+    /// The peer's window from the ACK that completed the handshake, or from the SYN if
+    /// `fast_open`; unscaled.
     pub window: u16,
-    /// From our SYN-ACK to its ACK, unless it was sent more than once.
+    /// Time from our SYN-ACK to its ACK, unless the SYN-ACK was sent more than once.
     pub round_trip: Option<Duration>,
-    /// The handshake is not complete: a SYN with a valid cookie opens the
-    /// connection (RFC 7413), which sends its SYN-ACK itself.
+    /// The handshake is not complete: a SYN with a valid cookie opens the connection (RFC
+    /// 7413). The connection then sends its SYN-ACK itself.
     pub fast_open: Option<FastOpenAnswer>,
 }
 
-/// What must be remembered of a connection in TIME-WAIT.
+/// State of a connection in TIME-WAIT.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct TimeWaitEntry {
     /// The two ends.
@@ -292,11 +304,11 @@ pub struct TimeWaitEntry {
     pub window: u16,
     /// TS.Recent, if timestamps are in use.
     pub timestamp_recent: Option<u32>,
-    /// What our timestamps are ahead of the caller's clock in milliseconds.
+    /// How far our timestamps are ahead of the caller's clock, in milliseconds.
     pub timestamp_offset: u32,
 }
 
-/// A time in microseconds, for what is compared within half an hour only.
+/// A time in microseconds, only for comparisons within half an hour.
 #[inline]
 const fn microseconds(time: Time) -> u32 {
     (time.as_secs() as u32)
@@ -304,8 +316,8 @@ const fn microseconds(time: Time) -> u32 {
         .wrapping_add(time.subsec_micros())
 }
 
-/// The value of our timestamps at a time: milliseconds, as Linux's, ahead by the
-/// flow's secret offset (RFC 7323 §5.4).
+/// The value of our timestamps at a time: milliseconds, as Linux's, ahead by the flow's
+/// secret offset (RFC 7323 §5.4).
 #[must_use]
 pub const fn timestamp(now: Time, offset: u32) -> u32 {
     (now.as_millis() as u32).wrapping_add(offset)

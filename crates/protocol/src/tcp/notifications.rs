@@ -1,8 +1,8 @@
 //! Timestamps of sent, acknowledged and received bytes (`SO_TIMESTAMPING`), and
-//! completions of writes without copying (`MSG_ZEROCOPY`): Linux's error queue
+//! completions of writes without copying (`MSG_ZEROCOPY`). This is Linux's error queue
 //! (`MSG_ERRQUEUE`), without its encoding.
 //!
-//! To a connection that uses none of it, all of this is a null pointer.
+//! A connection that uses none of this holds only a null pointer.
 
 use std::collections::VecDeque;
 
@@ -11,31 +11,31 @@ use super::freeze::Codec;
 use super::{State, Time};
 use tidewall_wire::tcp::before;
 
-/// Ends of writes that wait to leave or to be acknowledged, at most.
+/// Limit of write ends that wait to leave or to be acknowledged.
 const MARKS_MAX: usize = 1024;
 
-/// Notifications that wait to be taken, at most.
+/// Limit of notifications that wait to be taken.
 const QUEUE_MAX: usize = 1024;
 
-/// Times of arrival that are kept apart in what is not read, at most.
+/// Limit of distinct arrival times kept for unread data.
 const ARRIVALS_MAX: usize = 256;
 
 /// Which times are reported (`SO_TIMESTAMPING`); none by default.
 ///
-/// Times are software's, of the clock that the engine is given. What is asked
-/// for counts for calls that write, or segments that come, from then on.
+/// Times come from software, from the clock that the engine is given. A setting applies
+/// to writes made, and segments received, from then on.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub struct Timestamping {
-    /// When the last byte of a write is about to leave
-    /// (`SOF_TIMESTAMPING_TX_SCHED`). There is no queue between here and the
-    /// device: the same moment as [`Timestamping::sent`].
+    /// When the last byte of a write is about to leave (`SOF_TIMESTAMPING_TX_SCHED`).
+    /// There is no queue between here and the device, so it is the same moment as
+    /// [`Timestamping::sent`].
     pub scheduled: bool,
     /// When the last byte of a write is handed to the device for the first time
     /// (`SOF_TIMESTAMPING_TX_SOFTWARE`).
     pub sent: bool,
-    /// When all of a write is acknowledged (`SOF_TIMESTAMPING_TX_ACK`).
+    /// When the whole write is acknowledged (`SOF_TIMESTAMPING_TX_ACK`).
     pub acknowledged: bool,
-    /// When what is read has come: see [`Connection::read_timestamp`]
+    /// When the data that is read arrived: see [`Connection::read_timestamp`]
     /// (`SOF_TIMESTAMPING_RX_SOFTWARE`).
     pub received: bool,
     /// How writes are identified.
@@ -48,23 +48,23 @@ impl Timestamping {
     }
 }
 
-/// What the key of a time counts (`SOF_TIMESTAMPING_OPT_ID`).
+/// The unit of a timestamp's key (`SOF_TIMESTAMPING_OPT_ID`).
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 #[repr(u8)]
 pub enum TimestampKeys {
-    /// Nothing: it is zero.
+    /// Nothing: the key is zero.
     #[default]
     None = 0,
-    /// Bytes of the stream, from the first that was not acknowledged when keys
-    /// were asked for. The SYN counts as one while it is not acknowledged.
+    /// Bytes of the stream, from the first one that was unacknowledged when keys were
+    /// asked for. The SYN counts as one byte while it is not acknowledged.
     FromUnacknowledged = 1,
-    /// Bytes of the stream, from the first that was not written then
-    /// (`SOF_TIMESTAMPING_OPT_ID_TCP`): the better choice, for it does not depend
-    /// on what the peer has acknowledged meanwhile.
+    /// Bytes of the stream, from the first one that was not written then
+    /// (`SOF_TIMESTAMPING_OPT_ID_TCP`). This is the better choice: it does not depend on
+    /// what the peer has acknowledged meanwhile.
     FromWritten = 2,
 }
 
-/// What happened to the last byte of a write.
+/// An event of the last byte of a write.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 #[repr(u8)]
 pub enum TimestampEvent {
@@ -72,41 +72,40 @@ pub enum TimestampEvent {
     Sent = 0,
     /// It was about to leave (`SCM_TSTAMP_SCHED`).
     Scheduled = 1,
-    /// It is acknowledged, and all before it; selective acknowledgment does not
+    /// It is acknowledged, with everything before it; selective acknowledgment does not
     /// count (`SCM_TSTAMP_ACK`).
     Acknowledged = 2,
 }
 
-/// One entry of the error queue (`MSG_ERRQUEUE`), whose times are `At`: by the clock
-/// that the engine is given, or what its user makes of that.
+/// One entry of the error queue (`MSG_ERRQUEUE`). Its times have type `At`: of the clock
+/// that the engine is given, or converted from it.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 #[non_exhaustive]
 pub enum Notification<At = Time> {
-    /// A time that [`Timestamping`] asks for (`SO_EE_ORIGIN_TIMESTAMPING`).
+    /// A timestamp that [`Timestamping`] asks for (`SO_EE_ORIGIN_TIMESTAMPING`).
     Time {
-        /// What happened.
+        /// The event.
         event: TimestampEvent,
         /// Which byte it happened to, as [`TimestampKeys`] has it.
         key: u32,
-        /// When. Of what has left: when it was put into the device's queue.
+        /// When it happened. For sent bytes: when they were put into the device's queue.
         at: At,
     },
-    /// Writes without copying are done (`SO_EE_ORIGIN_ZEROCOPY`): the memory that
-    /// they were made from may be used again. The first such write of a
-    /// connection has number 0; numbers wrap.
+    /// Writes without copying are complete (`SO_EE_ORIGIN_ZEROCOPY`): their memory may be
+    /// reused. The first such write of a connection has number 0; numbers wrap.
     Free {
-        /// The first of them.
+        /// The first of these writes.
         first: u32,
-        /// The last of them.
+        /// The last of these writes.
         last: u32,
-        /// Their bytes were copied all the same (`SO_EE_CODE_ZEROCOPY_COPIED`):
-        /// always, by this engine.
+        /// Their bytes were copied after all (`SO_EE_CODE_ZEROCOPY_COPIED`): always true
+        /// with this engine.
         copied: bool,
     },
 }
 
 impl<At> Notification<At> {
-    /// The same by another clock.
+    /// Converts the entry's time by `clock`.
     pub fn by<Other>(self, clock: impl FnOnce(At) -> Other) -> Notification<Other> {
         match self {
             Notification::Time { event, key, at } => Notification::Time {
@@ -137,7 +136,7 @@ struct Mark {
     acknowledged: bool,
 }
 
-/// The error queue of a connection, and what will be put into it.
+/// The error queue of a connection, and the events that will enter it.
 #[derive(Default)]
 pub(super) struct ErrorQueue {
     timestamping: Timestamping,
@@ -148,18 +147,18 @@ pub(super) struct ErrorQueue {
     next_write: u32,
     /// In the order of sequence numbers; none is acknowledged.
     marks: VecDeque<Mark>,
-    /// The first so many of them have left.
+    /// How many of them, from the first on, have left.
     left: usize,
     queue: VecDeque<Notification>,
-    /// Times that there was no room for.
+    /// Timestamps dropped for want of room.
     lost: u32,
-    /// Notifications that were ever queued, wrapping.
+    /// Notifications ever queued, wrapping.
     queued: u32,
-    /// Sequence numbers up to which had come at a time, beyond what was read.
+    /// Pairs of sequence number and arrival time for data beyond the bytes read.
     arrivals: VecDeque<(u32, Time)>,
-    /// Of what was not read, what is before it had come before times were kept.
+    /// Unread data before this sequence number arrived before times were kept.
     before_arrivals: Option<u32>,
-    /// When the last byte that was read had come.
+    /// When the last byte that was read had arrived.
     read: Option<Time>,
 }
 
@@ -173,16 +172,15 @@ impl ErrorQueue {
         }
     }
 
-    /// The next write is complete. Consecutive completions share a notification, as
-    /// long as nothing else was queued between them (Linux
+    /// Queues the completion of the next write. Consecutive completions share a
+    /// notification, as long as nothing else was queued between them (Linux
     /// `skb_zerocopy_notify_extend`).
     fn complete_zero_copy(&mut self) {
         let number = self.next_write;
         self.next_write = number.wrapping_add(1);
         self.queued = self.queued.wrapping_add(1);
         let full = self.queue.len() >= QUEUE_MAX;
-        // In a full queue what lies between them does not count: no completion may
-        // be lost.
+        // In a full queue entries between them are skipped: no completion may be lost.
         let reach = if full { usize::MAX } else { 1 };
         for last_queued in self.queue.iter_mut().rev().take(reach) {
             if let Notification::Free {
@@ -191,14 +189,14 @@ impl ErrorQueue {
                 copied: true,
             } = last_queued
                 && last.wrapping_add(1) == number
-                // Not all numbers that there are.
+                // Not all possible numbers.
                 && *first != number
             {
                 *last = number;
                 return;
             }
         }
-        // One more than there is room for, at most: the next is found above.
+        // At most one entry over the limit: the next completion is merged above.
         self.queue.push_back(Notification::Free {
             first: number,
             last: number,
@@ -206,7 +204,7 @@ impl ErrorQueue {
         });
     }
 
-    /// What a codec has, in place of these.
+    /// Returns the codec's values in place of these.
     pub(super) fn with<C: Codec>(&self, codec: &mut C) -> Self {
         let mut copy = Self {
             timestamping: Timestamping {
@@ -259,7 +257,7 @@ impl ErrorQueue {
     }
 }
 
-/// How many follow, and no more than there may be.
+/// The number of entries that follow, bounded by `most`.
 fn count(held: usize, most: usize, codec: &mut impl Codec) -> usize {
     let count = usize::from(codec.u16(held as u16));
     if count > most {
@@ -296,8 +294,9 @@ fn notification<C: Codec>(queued: Option<Notification>, codec: &mut C) -> Notifi
 }
 
 impl Connection {
-    /// Which times are reported from now on (`SO_TIMESTAMPING`). Keys begin to count
-    /// when they are first asked for, not again when other times are.
+    /// Sets which times are reported from now on (`SO_TIMESTAMPING`). Keys count from the
+    /// moment they are first asked for; asking for other times later does not restart
+    /// them.
     pub fn set_timestamping(&mut self, timestamping: Timestamping) {
         if timestamping == self.timestamping() {
             return;
@@ -329,7 +328,7 @@ impl Connection {
         }
     }
 
-    /// Whether completions of writes without copying are reported (`SO_ZEROCOPY`).
+    /// Sets whether completions of writes without copying are reported (`SO_ZEROCOPY`).
     pub fn set_zero_copy(&mut self, on: bool) {
         if on != self.zero_copy() {
             self.error_queue.get_or_insert_default().zero_copy = on;
@@ -343,13 +342,13 @@ impl Connection {
             .is_some_and(|error_queue| error_queue.zero_copy)
     }
 
-    /// A call of the application's has written `bytes` in all, by
-    /// [`Connection::write`], and no more: to be called before they leave. Its last
-    /// byte is the one that [`Timestamping`] is about.
+    /// Records that one call of the application has written `bytes` in total by
+    /// [`Connection::write`]. It must be called before those bytes leave.
+    /// [`Timestamping`] concerns the last byte of the call.
     ///
-    /// With `zero_copy` (`MSG_ZEROCOPY`) and [`Connection::set_zero_copy`] it gets
-    /// a number, and [`Notification::Free`] at once: this engine copies what is
-    /// written into its buffer.
+    /// With `zero_copy` (`MSG_ZEROCOPY`) and [`Connection::set_zero_copy`] the call gets
+    /// a number, and [`Notification::Free`] at once: this engine copies written data into
+    /// its buffer.
     pub fn end_write(&mut self, bytes: usize, zero_copy: bool) {
         if bytes == 0 {
             return;
@@ -382,8 +381,8 @@ impl Connection {
         }
     }
 
-    /// True while [`Connection::take_notification`] has something to give:
-    /// `EPOLLERR` on Linux.
+    /// True while [`Connection::take_notification`] would return an entry: `EPOLLERR` on
+    /// Linux.
     #[inline]
     pub fn has_notifications(&self) -> bool {
         self.error_queue
@@ -391,14 +390,14 @@ impl Connection {
             .is_some_and(|error_queue| !error_queue.queue.is_empty())
     }
 
-    /// The oldest notification that was not taken (`recvmsg` with `MSG_ERRQUEUE`).
-    /// They outlive the connection's end.
+    /// The oldest notification not yet taken (`recvmsg` with `MSG_ERRQUEUE`).
+    /// Notifications outlive the connection.
     pub fn take_notification(&mut self) -> Option<Notification> {
         self.error_queue.as_mut()?.queue.pop_front()
     }
 
-    /// Notifications that were ever queued, wrapping: waiters are woken when it
-    /// changes, whether notifications are taken or not (edge-triggered epoll).
+    /// Number of notifications ever queued, wrapping. Waiters are woken when it changes,
+    /// whether notifications are taken or not (edge-triggered epoll).
     #[inline]
     pub fn notification_count(&self) -> u32 {
         self.error_queue
@@ -406,23 +405,23 @@ impl Connection {
             .map_or(0, |error_queue| error_queue.queued)
     }
 
-    /// Times that were not reported because 1024 writes waited to be acknowledged, or
-    /// 1024 notifications to be taken. Completions are always reported.
+    /// Timestamps that were not reported because 1024 writes waited to be acknowledged,
+    /// or 1024 notifications to be taken. Completions are always reported.
     pub fn notifications_lost(&self) -> u32 {
         self.error_queue
             .as_ref()
             .map_or(0, |error_queue| error_queue.lost)
     }
 
-    /// When the last byte that was read had come, in order and to be read, with
-    /// [`Timestamping::received`]; nothing if it came before that was asked for.
-    /// Where more than 256 times would have to be kept apart the later one
-    /// counts for both, as on Linux where two segments are put together.
+    /// When the last byte that was read became readable in order, with
+    /// [`Timestamping::received`]. `None` if it arrived before that was asked for. If
+    /// more than 256 times would have to be kept, the later one counts for both, as on
+    /// Linux when two segments are merged.
     pub fn read_timestamp(&self) -> Option<Time> {
         self.error_queue.as_ref()?.read
     }
 
-    /// New bytes have left.
+    /// Records that new bytes have left.
     #[cold]
     pub(super) fn timestamp_sent(&mut self, end: u32, now: Time) {
         let Some(error_queue) = &mut self.error_queue else {
@@ -441,7 +440,7 @@ impl Connection {
         }
     }
 
-    /// SND.UNA has moved.
+    /// Records that SND.UNA has moved.
     #[cold]
     pub(super) fn timestamp_acknowledged(&mut self, now: Time) {
         let una = self.send.una;
@@ -459,7 +458,7 @@ impl Connection {
         }
     }
 
-    /// More is in order.
+    /// Records that more data is in order.
     #[cold]
     pub(super) fn note_arrival(&mut self, now: Time) {
         let end = self.receive.assembler.next();
@@ -476,7 +475,7 @@ impl Connection {
         }
     }
 
-    /// Something was read.
+    /// Records that data was read.
     #[cold]
     pub(super) fn note_read(&mut self) {
         let unread = self.receive.assembler.unread();
@@ -493,7 +492,7 @@ impl Connection {
         }
         while let Some(&(end, at)) = error_queue.arrivals.front() {
             if before(position, end) {
-                // Read in part.
+                // Partially read.
                 error_queue.read = Some(at);
                 return;
             }

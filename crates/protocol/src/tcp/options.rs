@@ -1,4 +1,4 @@
-//! The options that servers set, after the connection has begun.
+//! The options that servers set after a connection has begun.
 
 use core::time::Duration;
 
@@ -9,9 +9,9 @@ use super::timers::Timer;
 use super::{Congestion, Keepalive, State, StreamOptions, Time};
 
 impl Connection {
-    /// Sends small segments at once (`TCP_NODELAY`). What cork or
-    /// [`SendFlags::more`](super::SendFlags::more) hold back is sent once when it is
-    /// set, as on Linux.
+    /// Sends small segments at once (`TCP_NODELAY`). Data held back by cork or
+    /// [`SendFlags::more`](super::SendFlags::more) is sent once when it is set, as on
+    /// Linux.
     pub fn set_nodelay(&mut self, on: bool) {
         self.config.nodelay = on;
         if on {
@@ -27,8 +27,8 @@ impl Connection {
         self.config.nodelay
     }
 
-    /// How the congestion window moves (`TCP_CONGESTION`); a connection in
-    /// mid-transfer goes on from the window that it has.
+    /// Selects the congestion control algorithm (`TCP_CONGESTION`); a connection in
+    /// mid-transfer keeps its current window.
     pub fn set_congestion(&mut self, congestion: Congestion) {
         self.config.congestion = congestion;
         self.congestion.set_congestion(congestion);
@@ -39,8 +39,7 @@ impl Connection {
         self.congestion.congestion()
     }
 
-    /// Lets data leave in bursts, or does not (see
-    /// [`Config::pacing`](super::Config::pacing)).
+    /// Turns pacing in bursts on or off (see [`Config::pacing`](super::Config::pacing)).
     pub fn set_pacing(&mut self, on: bool) {
         self.config.pacing = on;
     }
@@ -50,7 +49,7 @@ impl Connection {
         self.config.pacing
     }
 
-    /// Sends no faster than so many bytes a second (`SO_MAX_PACING_RATE`; see
+    /// Limits the sending rate, in bytes per second (`SO_MAX_PACING_RATE`; see
     /// [`Config::pacing_rate_max`](super::Config::pacing_rate_max)).
     pub fn set_pacing_rate_max(&mut self, limit: Option<u64>) {
         self.config.set_pacing_rate_max(limit);
@@ -62,8 +61,8 @@ impl Connection {
         (limit != u64::MAX).then_some(limit)
     }
 
-    /// Sends full segments only, or after 200 ms (`TCP_CORK`). Ended, also what
-    /// [`SendFlags::more`](super::SendFlags::more) holds back is sent.
+    /// Sends only full segments, or after 200 ms (`TCP_CORK`). Turning it off also sends
+    /// the data that [`SendFlags::more`](super::SendFlags::more) holds back.
     pub fn set_cork(&mut self, on: bool) {
         self.cork = on;
         self.more &= on;
@@ -74,7 +73,7 @@ impl Connection {
         self.cork
     }
 
-    /// Probes a silent peer, or does not (`SO_KEEPALIVE`, `TCP_KEEPIDLE`,
+    /// Turns probing of a silent peer on or off (`SO_KEEPALIVE`, `TCP_KEEPIDLE`,
     /// `TCP_KEEPINTVL`, `TCP_KEEPCNT`).
     pub fn set_keepalive(&mut self, keepalive: Option<Keepalive>, now: Time) {
         self.config.set_keepalive(keepalive);
@@ -120,9 +119,8 @@ impl Connection {
         self.config.syn_retries
     }
 
-    /// How long FIN-WAIT-2 lasts once the application has closed (`TCP_LINGER2`);
-    /// [`StreamOptions::FIN_TIMEOUT_MAX`](super::StreamOptions::FIN_TIMEOUT_MAX) at
-    /// most.
+    /// How long FIN-WAIT-2 lasts once the application has closed (`TCP_LINGER2`); at most
+    /// [`StreamOptions::FIN_TIMEOUT_MAX`](super::StreamOptions::FIN_TIMEOUT_MAX).
     pub fn set_fin_timeout(&mut self, time: Duration) {
         self.config.fin_timeout = Span::new(time.min(StreamOptions::FIN_TIMEOUT_MAX));
     }
@@ -132,15 +130,15 @@ impl Connection {
         self.config.fin_timeout.get()
     }
 
-    /// Fixes the receive buffer's size (`SO_RCVBUF`); it grows no more. What was
-    /// announced to the peer stays valid. Where frames are carried it is two segments
-    /// at least.
+    /// Fixes the receive buffer's size (`SO_RCVBUF`); it no longer grows. The window
+    /// announced to the peer stays valid. On a connection of frames the size is at least
+    /// two segments.
     pub fn set_receive_buffer(&mut self, bytes: u32) {
         let bytes = self.clamp_buffer(bytes);
         self.receive.buffer_limit = bytes;
         self.config.receive_buffer_max = bytes;
         if self.state == State::SynSent {
-            // The SYN names the first window; its scale stays.
+            // The SYN announces the first window; its scale stays.
             self.config.receive_buffer = bytes;
         }
     }
@@ -155,8 +153,8 @@ impl Connection {
         self.receive.buffer_limit
     }
 
-    /// Fixes the send buffer's size (`SO_SNDBUF`); it grows no more. Where frames are
-    /// carried it is two segments at least.
+    /// Fixes the send buffer's size (`SO_SNDBUF`); it no longer grows. On a connection of
+    /// frames the size is at least two segments.
     pub fn set_send_buffer(&mut self, bytes: u32) {
         self.send.buffer_limit = self.clamp_buffer(bytes);
     }
@@ -166,15 +164,16 @@ impl Connection {
         self.send_limit()
     }
 
-    /// Takes more to be sent only while less than so many bytes wait that were not
-    /// sent (`TCP_NOTSENT_LOWAT`; at least 1, no limit with `None`), so that what
-    /// waits does not grow stale and the application still chooses what is next.
+    /// Accepts more data only while fewer than `bytes` are unsent (`TCP_NOTSENT_LOWAT`;
+    /// at least 1, no limit with `None`). So waiting data does not grow stale, and the
+    /// application chooses late what to send next.
     ///
-    /// Asked of writers at half of it: [`Connection::writable`] once less than that
-    /// waits. As on Linux the mark says when more is taken, not how much: a write
-    /// counts what the windows let leave at once as sent, and is taken up to the
-    /// mark rounded up to whole bursts ([`Config::offload`](super::Config::offload),
-    /// at most half of the peer's largest window; a segment where there is none).
+    /// Writers are asked for more at half of it: [`Connection::writable`] is true once
+    /// less than that is unsent. As on Linux the mark limits when more is accepted, not
+    /// how much. A write counts data that the windows release at once as sent. It is
+    /// accepted up to the mark, rounded up to whole bursts. A burst is
+    /// [`Config::offload`](super::Config::offload), at most half of the peer's largest
+    /// window; without offload it is a segment.
     pub fn set_not_sent_low_water(&mut self, bytes: Option<u32>) {
         self.config.not_sent_low_water = bytes.unwrap_or(u32::MAX).max(1);
     }
@@ -185,8 +184,8 @@ impl Connection {
         (mark != u32::MAX).then_some(mark)
     }
 
-    /// The traffic class or type of service of what is sent from now on
-    /// (`IP_TOS`, `IPV6_TCLASS`). The two ECN bits are not the caller's.
+    /// Sets the traffic class or type of service of segments sent from now on (`IP_TOS`,
+    /// `IPV6_TCLASS`). The caller does not control the two ECN bits.
     pub fn set_traffic_class(&mut self, class: u8) {
         self.config.traffic_class = class & !3;
     }

@@ -1,11 +1,10 @@
-//! The out-of-order queue (Linux `out_of_order_queue`): data beyond holes, in memory
-//! of its own, so that a byte at the far end of the window costs a byte and not the
-//! window.
+//! The out-of-order queue (Linux `out_of_order_queue`): data beyond holes, in its own
+//! memory. So a byte at the far end of the window costs one byte, not the whole window.
 //!
-//! Each range holds what has come without a gap. Their number is bounded by the
-//! window ([`QueueLimits`]), their data by the window too, their memory by twice their
-//! data and [`RANGE_OVERHEAD`] for each. A segment costs a search in a tree, and copying at
-//! most twice its own bytes a doubling.
+//! Each range holds contiguous data. The window bounds the number of ranges
+//! ([`QueueLimits`]) and their data. Their memory is at most twice their data plus
+//! [`RANGE_OVERHEAD`] for each. A segment costs a search in a tree, and per doubling a
+//! copy of at most twice its own bytes.
 
 use core::cmp::Ordering;
 use core::ops::Bound::{Excluded, Included};
@@ -14,38 +13,38 @@ use std::collections::BTreeMap;
 use super::byte_queue::ByteQueue;
 use tidewall_wire::tcp::{SackBlocks, before};
 
-/// The most ranges that any connection holds. A slow start that overshoots loses
-/// every second segment of a round: with 32 ranges, two in a hundred segments of
-/// a lossless path of 100 ms were sent in vain.
+/// The largest number of ranges that any connection holds. A slow start that overshoots
+/// loses every second segment of a round. With 32 ranges, two in a hundred segments of a
+/// lossless path of 100 ms were sent in vain.
 pub(super) const RANGES_MAX: usize = 1024;
 
-/// The most ranges of the smallest window.
+/// The largest number of ranges for the smallest window.
 const RANGES_MIN: usize = 16;
 
-/// Window that each range may be taken to need: two segments of the least size
-/// that every path carries.
+/// Window that each range is assumed to need: two segments of the smallest size that
+/// every path carries.
 const WINDOW_PER_RANGE: u32 = 1024;
 
-/// What a range takes beside its data: its place in the tree, whose nodes are
-/// half full at the worst, and what the allocator notes of its ring.
+/// Memory of a range beside its data: its position in the tree, whose nodes are at worst
+/// half full, and the allocator's bookkeeping for its ring.
 pub(super) const RANGE_OVERHEAD: usize = 112;
 
-/// What the first range takes besides: a node of the tree, and what points to it.
+/// Additional memory of the first range: a node of the tree, and the pointer to it.
 pub(super) const FIRST_RANGE_OVERHEAD: usize = 512;
 
-/// What may be held beyond holes; what is not is dropped, as RFC 2018 §8 allows,
-/// and retransmitted.
+/// Limits of the data held beyond holes. The rest is dropped, as RFC 2018 §8 permits, and
+/// retransmitted.
 #[derive(Clone, Copy)]
 pub(super) struct QueueLimits {
-    /// At most; zero lets nothing be held.
+    /// The largest number of ranges; with zero nothing is held.
     pub(super) ranges: usize,
-    /// A segment shorter than this begins no range once three quarters of them are
-    /// there: room for honest ones, whose segments are longer.
+    /// A segment shorter than this begins no new range once three quarters of the ranges
+    /// are in use. That reserves room for honest peers, whose segments are longer.
     pub(super) min_len: usize,
 }
 
 impl QueueLimits {
-    /// Of a receive buffer of so many bytes, where full segments carry `mss`.
+    /// Limits for a receive buffer of `buffer` bytes, where full segments carry `mss`.
     pub(super) fn new(buffer: u32, mss: u16) -> Self {
         let ranges = (buffer / WINDOW_PER_RANGE) as usize;
         Self {
@@ -59,14 +58,14 @@ impl QueueLimits {
         min_len: 0,
     };
 
-    /// All that any connection holds.
+    /// The largest limits of any connection.
     pub(super) const MOST: Self = Self {
         ranges: RANGES_MAX,
         min_len: 0,
     };
 }
 
-/// A sequence number among others of the same window, which is less than half of
+/// A sequence number, ordered among others of the same window, which is less than half of
 /// the sequence space.
 #[derive(Clone, Copy, PartialEq, Eq)]
 struct Sequence(u32);
@@ -83,23 +82,23 @@ impl PartialOrd for Sequence {
     }
 }
 
-/// What became of a segment.
+/// The result of inserting a segment.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) enum Kept {
-    /// Something of it was new.
+    /// Some of it was new.
     New,
-    /// Nothing was.
+    /// None of it was new.
     Known,
     /// There was no room for it.
     Refused,
 }
 
-/// Ranges by the sequence number of their first byte; disjoint and not adjacent.
+/// Ranges keyed by the sequence number of their first byte; disjoint and not adjacent.
 #[derive(Default)]
 pub(super) struct OutOfOrderQueue {
     ranges: BTreeMap<Sequence, ByteQueue>,
-    /// A byte of each of those touched last, the latest first (RFC 2018 §4). What
-    /// lies in none any more counts for nothing.
+    /// One byte of each range touched recently, the latest first (RFC 2018 §4). An entry
+    /// that lies in no range any more is ignored.
     recent: [u32; SackBlocks::MAX],
     /// Bytes allocated for data.
     capacity: usize,
@@ -121,20 +120,20 @@ impl OutOfOrderQueue {
         FIRST_RANGE_OVERHEAD + self.capacity + self.ranges.len() * RANGE_OVERHEAD
     }
 
-    /// The range that a byte lies in, or directly behind (`or_end`).
+    /// The range that contains a byte, or ends directly before it (`or_end`).
     fn around(&self, sequence: u32, or_end: bool) -> Option<(u32, u32)> {
         let (&Sequence(first), data) = self.ranges.range(..=Sequence(sequence)).next_back()?;
         let end = first.wrapping_add(data.len());
         (before(sequence, end) || or_end && sequence == end).then_some((first, end))
     }
 
-    /// The end of the last.
+    /// The end of the last range.
     pub(super) fn furthest(&self) -> Option<u32> {
         let (&Sequence(first), data) = self.ranges.last_key_value()?;
         Some(first.wrapping_add(data.len()))
     }
 
-    /// The first bytes between two sequence numbers that are held: what a D-SACK
+    /// The first contiguous bytes held between two sequence numbers: what a D-SACK
     /// reports of a segment that overlaps several ranges (RFC 2883 §4.2).
     pub(super) fn first_held(&self, from: u32, to: u32) -> Option<(u32, u32)> {
         let (first, end) = self.around(from, false).or_else(|| {
@@ -145,7 +144,7 @@ impl OutOfOrderQueue {
         Some((first, if before(to, end) { to } else { end }))
     }
 
-    /// Takes bytes that lie beyond a hole.
+    /// Inserts bytes that lie beyond a hole.
     pub(super) fn insert(&mut self, sequence: u32, bytes: &[u8], limits: QueueLimits) -> Kept {
         let end = sequence.wrapping_add(bytes.len() as u32);
         let first = match self.around(sequence, true) {
@@ -192,8 +191,8 @@ impl OutOfOrderQueue {
         self.capacity += data.capacity();
     }
 
-    /// Makes a range and the next one, if that begins in it or directly behind
-    /// it, one. False if not.
+    /// Merges a range with the next one if that begins inside it or directly after it.
+    /// Returns false otherwise.
     fn join_next(&mut self, first: u32) -> bool {
         let mut from = self.ranges.range_mut(Sequence(first)..);
         let Some((_, data)) = from.next() else {
@@ -215,7 +214,7 @@ impl OutOfOrderQueue {
         true
     }
 
-    /// Notes which range was touched last.
+    /// Records which range was touched last.
     fn touch(&mut self, first: u32) {
         let here = self.recent.iter().position(|&other| other == first);
         let place = here.unwrap_or(self.recent.len() - 1);
@@ -225,7 +224,7 @@ impl OutOfOrderQueue {
         }
     }
 
-    /// Takes out the first range if it begins at or before a sequence number.
+    /// Removes and returns the first range if it begins at or before a sequence number.
     pub(super) fn take_reached(&mut self, sequence: u32) -> Option<(u32, ByteQueue)> {
         let entry = self.ranges.first_entry()?;
         let Sequence(first) = *entry.key();
@@ -237,7 +236,7 @@ impl OutOfOrderQueue {
         Some((first, data))
     }
 
-    /// Those touched last, the latest first, each once.
+    /// Recently touched ranges, the latest first, each once.
     fn latest(&self) -> impl Iterator<Item = (u32, u32)> {
         let around = |place: usize| self.around(*self.recent.get(place)?, false);
         (0..self.recent.len()).filter_map(move |place| {
@@ -246,8 +245,8 @@ impl OutOfOrderQueue {
         })
     }
 
-    /// First byte and end of all: those touched last before the others, the latest
-    /// first; the others as they lie.
+    /// First byte and end of all ranges. Recently touched ranges come first, the latest
+    /// first; the others follow in sequence order.
     pub(super) fn sack_ranges(&self) -> impl Iterator<Item = (u32, u32)> {
         let others = self.ranges.iter().filter_map(|(&Sequence(first), data)| {
             let range = (first, first.wrapping_add(data.len()));
@@ -256,8 +255,8 @@ impl OutOfOrderQueue {
         self.latest().chain(others)
     }
 
-    /// The data of all, by their first bytes; in the order in which
-    /// [`OutOfOrderQueue::insert`] makes the same of them.
+    /// The data of all ranges, by their first bytes, in the order in which
+    /// [`OutOfOrderQueue::insert`] recreates the same queue.
     pub(super) fn data(&self) -> impl Iterator<Item = (u32, [&[u8]; 2])> {
         let mut firsts: Vec<u32> = self.sack_ranges().map(|(first, _)| first).collect();
         firsts.reverse();

@@ -1,10 +1,10 @@
 //! Pacing: new data leaves in bursts of about a millisecond's worth instead of a
 //! window at once (Linux `tcp_update_pacing_rate`, `tcp_internal_pacing`).
 //!
-//! What was sent is thought to drain at the pacing rate. While more than a burst
-//! has yet to drain, nothing new is sent until all of it has. A path whose round
-//! trip is below a millisecond has no use for that, and the timer could not keep
-//! up: there only a limit that was asked for counts.
+//! Sent data is assumed to drain at the pacing rate. While more than a burst has yet to
+//! drain, no new data is sent until all of it has drained. A path whose round trip is
+//! below a millisecond does not benefit from that, and the timer could not keep up.
+//! There, only an explicit limit counts.
 
 use core::time::Duration;
 
@@ -13,28 +13,28 @@ use super::timers::Timer;
 use super::{Time, microseconds};
 use tidewall_wire::tcp::before;
 
-/// What a burst is worth, in microseconds, unless two segments are worth more.
+/// The length of a burst, in microseconds, unless two segments take longer.
 const BURST: u32 = 1000;
 
 /// The shortest smoothed round trip that is paced, in microseconds.
 const ROUND_TRIP_MIN: u32 = 1000;
 
-/// A burst's share that the round trip gives is halved every so many microseconds
-/// of it (Linux `tcp_tso_rtt_log`).
+/// The share of a burst that the round trip allows is halved for every such number of
+/// microseconds of it (Linux `tcp_tso_rtt_log`).
 const NEAR: u32 = 512;
 
-/// No segment takes longer to drain, however slow the path; in microseconds.
+/// No segment takes longer to drain than this, however slow the path; in microseconds.
 const PAUSE_MAX: u32 = 1 << 26;
 
-/// Nothing waits for longer than [`PAUSE_MAX`] and a burst. After a silence of this
-/// length a departure time that wraps could be taken for a later one.
+/// No segment waits for longer than [`PAUSE_MAX`] and a burst. After a silence of this
+/// length, a wrapped departure time could be mistaken for a later one.
 const SILENCE: Duration = Duration::from_secs(1 << 10);
 
 impl Connection {
-    /// What the path is to be sent, in bytes a second: twice the window a round
-    /// trip while slow start is far from its end, 1.2 times it from then on, so
-    /// that the window, not the rate, is what limits; and no more than was asked
-    /// for. `u64::MAX` before the first measurement without such a limit.
+    /// The sending rate, in bytes per second. It is twice the window per round trip while
+    /// slow start is far from its end, 1.2 times it from then on. So the window, not the
+    /// rate, is the limit. The rate never exceeds the configured limit. Without such a
+    /// limit it is `u64::MAX` before the first measurement.
     pub(super) fn pacing_rate(&self) -> u64 {
         let limit = self.config.pacing_rate_max();
         if self.round_trip.srtt_8 == 0 {
@@ -51,8 +51,8 @@ impl Connection {
         rate.clamp(1, limit)
     }
 
-    /// The rate that counts now; `u64::MAX` is none. The initial window is not
-    /// paced, as nothing is known of the path then.
+    /// The rate in force now; `u64::MAX` is none. The initial window is not paced, since
+    /// nothing is known of the path then.
     fn paced_rate(&self) -> u64 {
         let own = self.config.pacing
             && self.round_trip.srtt() >= ROUND_TRIP_MIN
@@ -64,9 +64,9 @@ impl Connection {
         }
     }
 
-    /// What a burst may be at most, of which the device makes segments: what leaves
-    /// in about a millisecond, lest others wait behind it for longer; and the more
-    /// the shorter the round trip is, for in a data centre that hardly matters
+    /// The largest burst, which the device cuts into segments. It is the data that leaves
+    /// in about a millisecond, so that others do not wait behind it for longer. It is
+    /// larger the shorter the round trip is, since in a data centre that hardly matters
     /// (Linux `tcp_tso_autosize`).
     #[inline]
     pub(super) fn burst_worth(&self, most: u32) -> u32 {
@@ -84,7 +84,8 @@ impl Connection {
         most.min(worth.saturating_add(near).max(least))
     }
 
-    /// New data of so many bytes has left; with none, whether any may.
+    /// Accounts for `length` bytes of new data that have left; with zero, only checks
+    /// whether data may leave.
     #[cold]
     pub(super) fn pace(&mut self, length: u32, now: Time) {
         let rate = self.paced_rate();
@@ -92,7 +93,7 @@ impl Connection {
             return;
         }
         let clock = microseconds(now);
-        // Half a burst's time is not lost if the timer is late.
+        // A late timer does not lose half a burst's time.
         let earliest = clock.wrapping_sub(BURST / 2);
         let is_past = now.saturating_sub(self.send.last_sent) > SILENCE;
         if is_past || before(self.send.departure_time, earliest) {

@@ -1,12 +1,12 @@
-//! The path's MTU, found out by sending (packetization-layer path MTU discovery:
-//! RFC 4821, and the search and timers of RFC 8899 §5 where they fit TCP).
+//! The path's MTU, found by sending: packetization-layer path MTU discovery (RFC 4821),
+//! and the search and timers of RFC 8899 §5 where they fit TCP.
 //!
-//! Sizes are maximum segment sizes, that is an MTU less the IP and TCP headers,
-//! TCP options included. What is Linux's is Linux's: the size to fall back to,
-//! what a probe needs, and that the loss of one is no congestion.
+//! Sizes are maximum segment sizes: an MTU less the IP and TCP headers, TCP options
+//! included. The rest follows Linux: the size to fall back to, the conditions for a
+//! probe, and that the loss of a probe is not congestion.
 //!
-//! A probe is one segment of data that is larger than the others. If it alone is
-//! lost, its size is too large; what it carried is retransmitted in ordinary ones.
+//! A probe is one segment of data that is larger than the others. If it alone is lost,
+//! its size is too large; its data is retransmitted in ordinary segments.
 
 use super::close::{PATH_MSS_MIN_V4, PATH_MSS_MIN_V6};
 use super::connection::{Connection, MSS_MIN, TIMESTAMPS_LEN};
@@ -14,62 +14,61 @@ use super::timers::Timer;
 use super::{MtuProbing, Time};
 use tidewall_wire::tcp::before;
 
-/// What to fall back to in a black hole over IPv4, and where a search begins
-/// (Linux `tcp_base_mss`). Over IPv6 every path carries more.
+/// The size to fall back to in a black hole over IPv4, and where a search begins (Linux
+/// `tcp_base_mss`). Over IPv6 every path carries more.
 const BASE_V4: u16 = 1024;
 
-/// Timeouts of the same data after which its size may be the cause (Linux
-/// `tcp_retries1`).
+/// Timeouts of the same data after which its size is suspected (Linux `tcp_retries1`).
 const TIMEOUTS: u8 = 3;
 
-/// A search that is within so many bytes tries the largest size, and ends (Linux
-/// `tcp_probe_threshold`, which ends without).
+/// A search within this many bytes of its end tries the largest size, and ends (Linux
+/// `tcp_probe_threshold`, which ends without trying).
 const NEAR: u16 = 8;
 
-/// The least congestion window for a probe, in segments (as Linux).
+/// The smallest congestion window for a probe, in segments (as Linux).
 const WINDOW_MIN: u32 = 11;
 
-/// Segments that must follow a probe, so that its loss shows at once: duplicates
-/// that mean a loss, and one more.
+/// Segments that must follow a probe, so that its loss shows at once: as many as the
+/// duplicates that mean a loss, and one more.
 const FOLLOWERS: u32 = 4;
 
-/// After so many seconds the path may carry more than it did (RFC 1191 §6.3, RFC
-/// 8899 §5.1.1, Linux `tcp_probe_interval`).
+/// Seconds after which the path may carry more than before (RFC 1191 §6.3, RFC 8899
+/// §5.1.1, Linux `tcp_probe_interval`).
 const RAISE_AFTER: u32 = 600;
 
-/// What is known of the path.
+/// Knowledge of the path.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) struct PathMtu {
-    /// `searching`, or ICMP has said something: what is to be done about it is
-    /// looked for before data is sent.
+    /// `searching`, or ICMP has set a limit: the path state is checked before data is
+    /// sent.
     pub(super) limited: bool,
-    /// The size is being searched for: `low` limits what is sent.
+    /// The size is being searched for: `low` limits the segments sent.
     pub(super) searching: bool,
-    /// The largest size is tried first: it did get through, once.
+    /// The largest size is tried first: it got through once.
     pub(super) largest_first: bool,
-    /// What gets through, or is taken to.
+    /// The size that gets through, or is assumed to.
     pub(super) low: u16,
-    /// What may get through, at most.
+    /// The largest size that may get through.
     pub(super) high: u16,
-    /// From ICMP, or `u16::MAX`.
+    /// The limit from ICMP, or `u16::MAX`.
     pub(super) icmp_limit: u16,
     /// The size of the probe in flight, or zero.
     pub(super) probe: u16,
-    /// When the search began or ICMP spoke, in seconds.
+    /// When the search began or the ICMP error arrived, in seconds.
     pub(super) since: u32,
-    /// How often the size was reduced since something was acknowledged.
+    /// How often the size was reduced since data was last acknowledged.
     pub(super) reductions: u8,
-    /// The size before that.
+    /// The size before those reductions.
     pub(super) size_before: u16,
-    /// The end of what was outstanding then.
+    /// The end of the data outstanding then.
     pub(super) stalled_to: u32,
-    /// What got through after an outage, or zero: where larger segments are lost again,
-    /// it is the size.
+    /// The size that got through after an outage, or zero. If larger segments are lost
+    /// again, size is the cause.
     pub(super) passed: u16,
 }
 
 impl PathMtu {
-    /// Nothing known, nothing searched for.
+    /// Nothing is known and no search runs.
     pub(super) const fn new() -> Self {
         Self {
             limited: false,
@@ -96,7 +95,7 @@ impl PathMtu {
         }
     }
 
-    /// The next size to try, within `most`.
+    /// The next size to try, at most `most`.
     fn next(&self, most: u16) -> Option<u16> {
         let high = self.high.min(most);
         let distance = high.checked_sub(self.low)?;
@@ -108,21 +107,21 @@ impl PathMtu {
         }
     }
 
-    /// A probe was lost, and nothing that followed it.
+    /// Records that a probe was lost, and nothing that followed it.
     pub(super) fn refused(&mut self) {
         self.high = self.high.min(self.probe.saturating_sub(1)).max(self.low);
         self.probe = 0;
         self.largest_first = false;
     }
 
-    /// What a frozen connection must keep to.
+    /// Invariants that a frozen connection must satisfy.
     pub(super) fn is_sound(&self) -> bool {
         (!self.searching || self.low >= MSS_MIN) && (self.probe == 0 || self.searching)
     }
 }
 
 impl Connection {
-    /// The least size that a path is taken to carry, by what ICMP says.
+    /// The smallest size that an ICMP error can set.
     pub(super) fn path_mss_min(&self) -> u16 {
         if self.flow.remote.is_ipv4() {
             PATH_MSS_MIN_V4
@@ -131,7 +130,7 @@ impl Connection {
         }
     }
 
-    /// The largest that the device and the peer take.
+    /// The largest size that the device and the peer accept.
     fn most(&self) -> u16 {
         self.config.mss.min(self.send.peer_mss)
     }
@@ -150,7 +149,7 @@ impl Connection {
         if self.flow.remote.is_ipv4() { 40 } else { 60 }
     }
 
-    /// Begins to search from a size on.
+    /// Begins a search from size `low`.
     fn search(&mut self, low: u16, now: Time) {
         self.path.limited = true;
         self.path.searching = true;
@@ -165,7 +164,7 @@ impl Connection {
     pub(super) fn begin_path(&mut self, now: Time) {
         if self.config.mtu_probing == MtuProbing::Always {
             self.search(self.base(), now);
-            // Of nothing it is known yet.
+            // Nothing of it is known yet.
             self.path.largest_first = false;
             self.update_mss();
         }
@@ -179,9 +178,9 @@ impl Connection {
         }
     }
 
-    /// The retransmission timer has expired; `send.retries` times before for the
-    /// same. Data that is larger than the base may have met a black hole: a router
-    /// that drops it and says nothing, or whose word is lost (RFC 2923 §2.1).
+    /// The retransmission timer has expired, after `send.retries` earlier times for the
+    /// same data. Data larger than the base may have met a black hole. Such a router
+    /// drops it silently, or its ICMP errors are lost (RFC 2923 §2.1).
     pub(super) fn suspect_black_hole(&mut self, now: Time) {
         let outstanding = self.send.outstanding();
         if self.config.mtu_probing == MtuProbing::Off
@@ -207,7 +206,7 @@ impl Connection {
             _ => now_sent / 2,
         }
         .max(least);
-        // A size that all of it fits into would change nothing.
+        // A size that fits all outstanding data would change nothing.
         while outstanding <= self.payload_of(smaller) && smaller > least {
             smaller = (smaller / 2).max(least);
         }
@@ -220,10 +219,10 @@ impl Connection {
         self.update_mss();
     }
 
-    /// Ends a stall once everything outstanding then is acknowledged. The path was down, not
-    /// narrow, if smaller copies were lost as well. One reduction alone may be either: the
-    /// first time the path counts as down. The size from before comes back, unless a probe
-    /// can try it at once.
+    /// Ends a stall once everything that was outstanding is acknowledged. If smaller
+    /// copies were lost as well, the path was down, not narrow. A single reduction fits
+    /// either; the first time, the path counts as down. The earlier size is restored,
+    /// unless a probe can try it at once.
     fn end_stall(&mut self, now: Time) {
         if self.path.reductions == 0 || before(self.send.una, self.path.stalled_to) {
             return;
@@ -239,8 +238,8 @@ impl Connection {
         }
     }
 
-    /// The path carries no more than so much, an ICMP error says. True when
-    /// segments become smaller by it.
+    /// Applies the path MTU from an ICMP error. Returns true when segments become smaller
+    /// by it.
     pub(super) fn take_path_mtu(&mut self, mss: u16, now: Time) -> bool {
         let mss = mss.max(self.path_mss_min());
         if mss >= self.path.icmp_limit {
@@ -255,8 +254,8 @@ impl Connection {
         self.send.mss < old
     }
 
-    /// After a while the path may carry more. Where probing is off it is taken to,
-    /// as Linux does when a route's MTU expires; else larger segments are tried.
+    /// After a while the path may carry more. With probing off the path is assumed to, as
+    /// Linux does when a route's MTU expires. Otherwise larger segments are tried.
     fn raise_path(&mut self, now: Time) {
         if (now.as_secs() as u32).wrapping_sub(self.path.since) < RAISE_AFTER {
             return;
@@ -272,7 +271,7 @@ impl Connection {
         self.update_mss();
     }
 
-    /// The payload of the probe that is to be sent now, if any is (Linux `tcp_mtu_probe`).
+    /// The payload of the probe that is due now, if any (Linux `tcp_mtu_probe`).
     #[cold]
     pub(super) fn path_probe_due(&mut self, now: Time) -> Option<u32> {
         let (mss, quiet) = (u32::from(self.send.mss), self.recovery.is_quiet());
@@ -293,28 +292,28 @@ impl Connection {
             && self.send.wnd >= needed
             && !before(window_end, self.send.nxt.wrapping_add(needed));
         let window = self.congestion.window();
-        // Where two segments may leave; the second's place is the probe's.
+        // Only if two segments may leave; the probe takes the second's place.
         let room = self.pipe().saturating_add(2 * mss) <= window && window >= WINDOW_MIN * mss;
-        // What SACK blocks take of a segment would be taken for the path's.
+        // Space taken by SACK blocks would be mistaken for the path's limit.
         let plain = (!self.sack || !self.receive.assembler.has_sack_blocks())
-            // Nor does it cross the end of a record.
+            // A probe does not cross the end of a record either.
             && !self.send.push_marks.has_records();
         (fits && room && plain && payload > mss).then_some(payload)
     }
 
-    /// A probe of so much payload has left, from `start` on.
+    /// Records that a probe of `payload` bytes has left, from `start` on.
     pub(super) fn path_probe_sent(&mut self, start: u32, payload: u32) {
         self.path.probe = u16::try_from(payload)
             .unwrap_or(u16::MAX)
             .saturating_add(self.timestamps_len());
         let end = start.wrapping_add(payload);
         self.recovery.path_probe = Some((start, end));
-        // What follows is counted, and retransmitted, apart from it.
+        // Later data is counted, and retransmitted, separately.
         self.send.snd_sml = end;
     }
 
-    /// Something was acknowledged while a probe is in flight; once that is, larger
-    /// segments get through.
+    /// Data was acknowledged while a probe is in flight. Once the probe is acknowledged,
+    /// larger segments get through.
     #[cold]
     pub(super) fn path_probe_acknowledged(&mut self) {
         if self
@@ -331,7 +330,7 @@ impl Connection {
         self.update_mss();
     }
 
-    /// Something else was lost with the probe: its loss shows nothing.
+    /// Other data was lost with the probe: its loss proves nothing.
     #[cold]
     pub(super) fn path_probe_void(&mut self) {
         self.recovery.path_probe = None;

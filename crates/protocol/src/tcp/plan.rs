@@ -11,21 +11,21 @@ use tidewall_wire::tcp::{Options, SackBlocks, before};
 pub(super) enum Plan {
     /// SYN or SYN-ACK.
     Synchronize,
-    /// Lost bytes from a sequence number on; a length of zero is the FIN.
+    /// Lost bytes from a sequence number on; with a length of zero, the FIN.
     Retransmit { sequence: u32, length: u32 },
-    /// Bytes that were never sent.
+    /// New bytes.
     New { length: u32 },
-    /// The same, in one segment larger than others: a probe of the path's MTU.
+    /// New bytes in one segment larger than the others: a probe of the path's MTU.
     PathProbe { length: u32 },
     /// The FIN alone.
     Fin,
-    /// Nothing can be: the next frame is longer than a segment by now.
+    /// Nothing can be sent: the next frame is now longer than a segment.
     TooLong,
 }
 
 impl Connection {
-    /// The next segment, if one may be sent now. Acknowledgments, probes and
-    /// resets are not planned but pending.
+    /// The next segment, if one may be sent now. Acknowledgments, probes and resets are
+    /// pending flags, not planned.
     #[inline]
     pub(super) fn plan(&self) -> Option<Plan> {
         match self.state {
@@ -36,13 +36,13 @@ impl Connection {
         }
     }
 
-    /// Before the handshake is complete.
+    /// The next segment before the handshake is complete.
     #[cold]
     fn plan_synchronizing(&self) -> Option<Plan> {
         if self.pending.has(Pending::SYNCHRONIZE) {
             return Some(Plan::Synchronize);
         }
-        // Nothing is retransmitted before the handshake is complete: all is new data.
+        // Before the handshake is complete nothing is retransmitted: all is new data.
         let sends = self.is_fast_opening() && self.recovery.is_quiet();
         if sends {
             self.plan_retransmission()
@@ -51,7 +51,7 @@ impl Connection {
         }
     }
 
-    /// Lost data comes before new data.
+    /// Lost data is sent before new data.
     #[cold]
     fn plan_retransmission(&self) -> Option<Plan> {
         if self.recovery.probe == TailProbe::Due
@@ -70,7 +70,7 @@ impl Connection {
             return self.plan_new();
         };
         let una = self.send.una;
-        // The window may have shrunk; the first segment is always tried, for its
+        // The window may have shrunk. The first segment is always tried, since its
         // acknowledgment brings the window (as Linux).
         if sequence != una && !before(sequence, una.wrapping_add(self.send.wnd)) {
             return None;
@@ -83,7 +83,7 @@ impl Connection {
         Some(self.retransmission(sequence, end))
     }
 
-    /// Retransmits up to `end`, which may be the sequence number after the FIN.
+    /// Retransmits data up to `end`, which may be the sequence number after the FIN.
     pub(super) fn retransmission(&self, sequence: u32, end: u32) -> Plan {
         let end = if before(self.send.write_seq, end) {
             self.send.write_seq
@@ -112,7 +112,7 @@ impl Connection {
         if !before(nxt, window_end) || self.timers.is_running(Timer::Pace) {
             return None;
         }
-        // Up to the end of a record; more may wait behind it.
+        // Up to the end of a record; more data may wait behind it.
         let record = if self.send.push_marks.is_plain() {
             self.send.write_seq
         } else if self.is_framed() {
@@ -146,7 +146,7 @@ impl Connection {
             // Sender's silly-window avoidance (RFC 9293 §3.8.6.2.1).
             length >= self.send.max_window / 2
         } else {
-            // The congestion window has less than a segment left.
+            // Less than a segment of the congestion window is left.
             pipe == 0
         };
         (sends || self.pending.has(Pending::OVERRIDE)).then_some(Plan::New { length })
@@ -163,15 +163,15 @@ impl Connection {
             && (self.config.nodelay || self.send.una == self.send.nxt || !self.small_in_flight())
     }
 
-    /// A segment that was not full is not acknowledged. Asked of what is in flight
-    /// only: after two gigabytes of full segments `snd_sml` compares as ahead.
+    /// True if a segment that was not full is not acknowledged. Checked only for data in
+    /// flight: after two gigabytes of full segments `snd_sml` compares as ahead.
     #[inline]
     fn small_in_flight(&self) -> bool {
         let ahead = self.send.snd_sml.wrapping_sub(self.send.una);
         ahead != 0 && ahead <= self.send.outstanding()
     }
 
-    /// Payload of a full segment now: SACK blocks take their part of it, but of frames.
+    /// Payload of a full segment now; SACK blocks reduce it, except for frames.
     #[inline]
     pub(super) fn payload_max(&self) -> u32 {
         let mss = u32::from(self.send.mss);
@@ -192,7 +192,7 @@ impl Connection {
             .max(1)
     }
 
-    /// Unsent bytes that the windows let leave now.
+    /// Unsent bytes that the windows allow to leave now.
     pub(super) fn may_leave(&self) -> u32 {
         if self.timers.is_running(Timer::Pace) {
             return 0;

@@ -1,44 +1,44 @@
 //! PSH and end-of-record marks: where the application has pushed (RFC 9293
 //! §3.9.1.2), and where a record ends (`MSG_EOR`).
 //!
-//! A push asks that what was written up to it be delivered; the segment that it
-//! lies in carries PSH, when it is retransmitted, too. Successive pushes collapse
-//! (RFC 9293 SHLD-27): one that has not left when more is pushed counts no more, so
-//! that of all that waits only the last one is kept. A record's end is a push that
-//! never collapses, and no segment carries bytes from both sides of it.
+//! A push asks that the data written up to it be delivered. The segment that contains it
+//! carries PSH, also when it is retransmitted. Successive pushes collapse (RFC 9293
+//! SHLD-27): a push that has not left when more is pushed no longer counts. So only the
+//! last push in unsent data is kept. A record's end is a push that never collapses, and
+//! no segment carries bytes from both sides of it.
 
 use std::collections::VecDeque;
 
 use tidewall_wire::tcp::before;
 
-/// Pushes in flight that are remembered besides the last one; beyond, what is sent
-/// again may lack its PSH.
+/// Limit of remembered pushes in flight besides the last one. Beyond it, a retransmission
+/// may lack its PSH.
 const PUSHES_MAX: usize = 1024;
 
-/// What remembering a record takes of the send buffer's space, in bytes.
+/// Bytes of the send buffer's space that a record mark takes.
 pub(super) const RECORD_SPACE: u32 = size_of::<Mark>() as u32;
 
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) struct Mark {
-    /// The sequence number after the last byte before it.
+    /// The sequence number after the last byte before the mark.
     pub(super) at: u32,
     pub(super) record: bool,
 }
 
-/// All places between SND.UNA and the end of what was written.
+/// All marks between SND.UNA and the end of the written data.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct PushMarks {
-    /// The last one. It counts while it lies above SND.UNA.
+    /// The last mark. It counts while it lies above SND.UNA.
     last: u32,
-    /// What leaves beyond carries PSH (Linux `forced_push`): half of the largest
-    /// window from the last that did.
+    /// A segment that leaves beyond it carries PSH (Linux `forced_push`): half of the
+    /// largest window from the last segment that did.
     pub(super) forced_push: u32,
-    /// Records, and pushes before the last one that were sent, in order. Only while
-    /// there are any.
+    /// Records, and pushes before the last one that were sent, in order. `None` if there
+    /// are none.
     earlier: Option<Box<Earlier>>,
 }
 
-/// Places before the last one.
+/// Marks before the last one.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 struct Earlier {
     marks: VecDeque<Mark>,
@@ -46,7 +46,7 @@ struct Earlier {
 }
 
 impl PushMarks {
-    /// None; all below `sequence` is acknowledged.
+    /// No marks; everything below `sequence` is acknowledged.
     pub(super) const fn new(sequence: u32) -> Self {
         Self {
             last: sequence,
@@ -55,8 +55,7 @@ impl PushMarks {
         }
     }
 
-    /// What was written up to `at` is pushed; `first` and `next` are SND.UNA and
-    /// SND.NXT.
+    /// Pushes the data written up to `at`; `first` and `next` are SND.UNA and SND.NXT.
     #[inline]
     pub(super) fn push(&mut self, at: u32, first: u32, next: u32) {
         let last = core::mem::replace(&mut self.last, at);
@@ -73,7 +72,7 @@ impl PushMarks {
         }
     }
 
-    /// A record ends at `at`, which is pushed already.
+    /// Ends a record at `at`, which is pushed already.
     #[cold]
     pub(super) fn end_record(&mut self, at: u32) {
         let Earlier { marks, records } = &mut **self.earlier.get_or_insert_default();
@@ -85,7 +84,7 @@ impl PushMarks {
         *records += 1;
     }
 
-    /// All below `first` is acknowledged.
+    /// Removes marks in data below `first`, which is acknowledged.
     #[inline]
     pub(super) fn acknowledge(&mut self, first: u32) {
         if self.earlier.is_some() {
@@ -121,8 +120,8 @@ impl PushMarks {
         self.beyond(start).any(|mark| !before(end, mark.at))
     }
 
-    /// The end of a segment that begins at `start` and would end at `end`, or with
-    /// the record if that ends before.
+    /// The end of a segment that begins at `start` and would end at `end`: that, or the
+    /// end of the record if it comes earlier.
     #[inline]
     pub(super) fn cut(&self, start: u32, end: u32) -> u32 {
         if self.earlier.is_none() {
@@ -140,8 +139,8 @@ impl PushMarks {
         record.filter(|at| before(*at, end)).unwrap_or(end)
     }
 
-    /// The beginning of a segment that ends at `end` and would begin at `start`, or
-    /// behind the last record that ends between.
+    /// The beginning of a segment that ends at `end` and would begin at `start`: that, or
+    /// the end of the last record between the two.
     pub(super) fn cut_from(&self, mut start: u32, end: u32) -> u32 {
         loop {
             let cut = self.cut(start, end);
@@ -152,7 +151,7 @@ impl PushMarks {
         }
     }
 
-    /// The earlier ones beyond `start`.
+    /// The earlier marks beyond `start`.
     fn beyond(&self, start: u32) -> impl Iterator<Item = &Mark> {
         let marks = self.earlier.as_deref().map(|earlier| &earlier.marks);
         let from = marks.map_or(0, |marks| {
@@ -161,13 +160,13 @@ impl PushMarks {
         marks.into_iter().flat_map(move |marks| marks.range(from..))
     }
 
-    /// Where the first record ends that goes beyond `start`.
+    /// The end of the first record that extends beyond `start`.
     pub(super) fn first_record(&self, start: u32) -> Option<u32> {
         let record = self.beyond(start).find(|mark| mark.record);
         record.map(|mark| mark.at)
     }
 
-    /// Where the last record ends that goes beyond `start` and not beyond `limit`.
+    /// The end of the last record that extends beyond `start` but not beyond `limit`.
     pub(super) fn last_record(&self, start: u32, limit: u32) -> Option<u32> {
         let marks = &self.earlier.as_deref()?.marks;
         let within = marks.partition_point(|mark| !before(limit, mark.at));
@@ -175,20 +174,20 @@ impl PushMarks {
         record.map(|mark| mark.at).filter(|at| before(start, *at))
     }
 
-    /// No more than the last push is remembered.
+    /// Whether only the last push is remembered.
     #[inline]
     pub(super) fn is_plain(&self) -> bool {
         self.earlier.is_none()
     }
 
-    /// A record ends somewhere.
+    /// Whether a record ends anywhere.
     pub(super) fn has_records(&self) -> bool {
         self.earlier
             .as_ref()
             .is_some_and(|earlier| earlier.records > 0)
     }
 
-    /// What remembering all records takes of the send buffer's space, in bytes.
+    /// Bytes of the send buffer's space that all record marks take.
     #[inline]
     pub(super) fn space(&self) -> u32 {
         match &self.earlier {
@@ -197,18 +196,18 @@ impl PushMarks {
         }
     }
 
-    /// The last one, acknowledged or not.
+    /// The last mark, acknowledged or not.
     pub(super) fn last(&self) -> u32 {
         self.last
     }
 
-    /// All but the last one, in order; to be frozen.
+    /// All marks but the last one, in order; for freezing.
     pub(super) fn earlier(&self) -> impl Iterator<Item = Mark> {
         let earlier = self.earlier.iter();
         earlier.flat_map(|earlier| earlier.marks.iter().copied())
     }
 
-    /// From [`PushMarks::last`], `forced_push` and [`PushMarks::earlier`].
+    /// Restores marks from [`PushMarks::last`], `forced_push` and [`PushMarks::earlier`].
     pub(super) fn restore(last: u32, forced_push: u32, marks: VecDeque<Mark>) -> Self {
         let records = marks.iter().filter(|mark| mark.record).count() as u32;
         Self {
@@ -218,8 +217,8 @@ impl PushMarks {
         }
     }
 
-    /// Whether all of them lie where they can, between SND.UNA and the end of what
-    /// was written.
+    /// Whether all marks lie where they can, between SND.UNA and the end of the written
+    /// data.
     pub(super) fn is_sound(&self, first: u32, written: u32) -> bool {
         let space = written.wrapping_sub(first);
         let mut below = 0;
@@ -232,7 +231,7 @@ impl PushMarks {
     }
 }
 
-/// Whether a mark lies in `length` bytes from `start` on, or at their end.
+/// Whether a mark lies within the `length` bytes from `start` on, or at their end.
 #[inline]
 fn lies_within(mark: u32, start: u32, length: u32) -> bool {
     mark.wrapping_sub(start).wrapping_sub(1) < length

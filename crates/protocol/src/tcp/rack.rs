@@ -1,5 +1,5 @@
-//! RACK (RFC 8985): what left before something that has arrived, and has not
-//! arrived itself, is lost, once reordering has had time to show.
+//! RACK (RFC 8985): segments sent before one that has arrived are lost if they are still
+//! missing after a time for reordering.
 
 use super::connection::Connection;
 use super::recovery::{CaState, RtxTimer};
@@ -9,8 +9,8 @@ use super::timers::Timer;
 use super::{Time, microseconds};
 use tidewall_wire::tcp::before;
 
-/// Segments beyond a hole that mean a loss (RFC 5681 §3.2), and the degree of
-/// reordering that is presumed (`tcp_reordering`).
+/// Segments beyond a hole that mean a loss (RFC 5681 §3.2), and the initial degree of
+/// reordering (`tcp_reordering`).
 pub(super) const DUPLICATES: u16 = 3;
 
 /// The highest degree of reordering that is remembered (`tcp_max_reordering`).
@@ -19,30 +19,30 @@ const REORDERING_MAX: u32 = 300;
 /// Recoveries for which a larger reordering window lasts (RFC 8985 §6.2).
 const PERSISTENCE: u8 = 16;
 
-/// Added to timers, which tick (Linux `TCP_TIMEOUT_MIN_US`).
+/// Added to timers, which have ticks (Linux `TCP_TIMEOUT_MIN_US`).
 pub(super) const TICKS: u32 = 2000;
 
-/// What RACK remembers of a connection.
+/// RACK state of a connection.
 #[derive(Clone, Copy)]
 pub(super) struct Rack {
-    /// When that left which was sent last of all that has arrived, in wrapping
+    /// The last-sent of all segments that have arrived: when it left, in wrapping
     /// microseconds, and where it ends.
     pub(super) xmit_ts: u32,
     pub(super) end_seq: u32,
-    /// The round trip of what has arrived last, in microseconds.
+    /// The round trip of the segment that arrived last, in microseconds.
     pub(super) rtt: u32,
-    /// Something has arrived since losses were last looked for.
+    /// A segment has arrived since the last search for losses.
     pub(super) advanced: bool,
     /// The reordering window in quarters of the least round trip.
     pub(super) reo_wnd_steps: u8,
     /// Recoveries for which `reo_wnd_steps` lasts.
     pub(super) reo_wnd_persist: u8,
-    /// SND.NXT when a duplicate last widened the window: the next that counts
-    /// must be of a later round trip.
+    /// SND.NXT when a duplicate last widened the window: the next one that counts must be
+    /// of a later round trip.
     pub(super) dsack_round: Option<u32>,
     /// The degree of reordering in segments (`tcpi_reordering`).
     pub(super) reordering: u16,
-    /// Times that reordering was seen (`tcpi_reord_seen`).
+    /// How often reordering was seen (`tcpi_reord_seen`).
     pub(super) reord_seen: u32,
 }
 
@@ -61,16 +61,16 @@ impl Rack {
         }
     }
 
-    /// Nothing was in flight: from `sequence` on it is now.
+    /// Restarts at `sequence`: nothing was in flight before it.
     #[inline]
     pub(super) fn restart(&mut self, sequence: u32, now: u32) {
-        // A moment of long ago would no longer compare.
+        // A moment long ago would no longer compare.
         self.xmit_ts = now;
         self.end_seq = sequence;
     }
 
-    /// What ends at `end` and left at `sent`, for the first time or `again`, has
-    /// arrived.
+    /// Records the arrival of a segment that ends at `end` and left at `sent`, for the
+    /// first time or `again`.
     #[inline]
     pub(super) fn update(&mut self, (end, sent): (u32, u32), again: bool, now: u32, min: u32) {
         let rtt = now.wrapping_sub(sent);
@@ -86,15 +86,13 @@ impl Rack {
         }
     }
 
-    /// How long after its round trip a piece is lost, from now; not above zero
-    /// when it is.
+    /// Time from now until a piece counts as lost; not above zero when it does.
     pub(super) fn remaining(&self, piece: &Piece, window: u32, now: u32) -> i32 {
         let age = now.wrapping_sub(piece.sent);
         self.rtt.saturating_add(window).wrapping_sub(age) as i32
     }
 
-    /// Something arrived in another order than it was sent in: so many bytes
-    /// beyond it had arrived.
+    /// Records that a segment arrived out of order, after `distance` bytes beyond it.
     pub(super) fn note_reordering_degree(&mut self, distance: u32, mss: u32) {
         if distance > u32::from(self.reordering) * mss {
             let degree = distance.div_ceil(mss.max(1)).min(REORDERING_MAX);
@@ -103,8 +101,7 @@ impl Rack {
         self.reord_seen = self.reord_seen.saturating_add(1);
     }
 
-    /// The reordering window adapts to D-SACKs (RFC 8985 §6.2,
-    /// step 4).
+    /// Adapts the reordering window to D-SACKs (RFC 8985 §6.2, step 4).
     pub(super) fn update_reo_wnd(&mut self, duplicate: bool, first: u32, next: u32) {
         if self.dsack_round.is_some_and(|end| !before(first, end)) {
             self.dsack_round = None;
@@ -118,8 +115,8 @@ impl Rack {
         }
     }
 
-    /// A recovery has ended; `spurious` when a duplicate showed that it was for
-    /// nothing.
+    /// Records the end of a recovery; `spurious` when a duplicate showed that nothing was
+    /// lost.
     pub(super) fn recovered(&mut self, spurious: bool) {
         self.reo_wnd_persist = if spurious {
             (self.reo_wnd_persist + 1).min(PERSISTENCE)
@@ -129,14 +126,13 @@ impl Rack {
     }
 }
 
-/// Whether one segment left after another; at the same moment, the one that ends
-/// later.
+/// Whether one segment left after another; for equal times, whether it ends later.
 pub(super) fn sent_after((sent, end): (u32, u32), (other, other_end): (u32, u32)) -> bool {
     before(other, sent) || sent == other && before(other_end, end)
 }
 
 impl Connection {
-    /// How long beyond its round trip a segment may stay away before it is lost
+    /// How long beyond its round trip a segment may be missing before it counts as lost
     /// (RFC 8985 §6.2, step 4), in microseconds.
     fn reordering_window(&self) -> u32 {
         let recovery = &self.recovery;
@@ -151,7 +147,7 @@ impl Connection {
         window.min(self.round_trip.srtt())
     }
 
-    /// Something arrived out of order: `sequence` after what lies beyond it.
+    /// Records that `sequence` arrived out of order, after data beyond it.
     pub(super) fn note_reordering(&mut self, sequence: u32) {
         let furthest = self.recovery.board.highest_sack();
         if before(sequence, furthest) {
@@ -161,14 +157,14 @@ impl Connection {
         }
     }
 
-    /// Marks as lost what RACK knows to be; the rest of the time is how long the
-    /// last that may be lost is to be waited for, in microseconds.
+    /// Marks what RACK knows to be lost. The second value is how long to wait for the
+    /// last segment that may be lost, in microseconds.
     fn find_losses(&mut self, now: Time) -> (Losses, u32) {
         let window = self.reordering_window();
         let now = microseconds(now);
         let recovery = &mut self.recovery;
         let rack = recovery.rack;
-        // Behind this, what is later in sequence has left later.
+        // Beyond this, later sequence numbers have left later.
         let furthest = recovery.board.high_rxt();
         let mut wait = 0;
         let losses = recovery.board.mark_lost(|piece| {
@@ -190,8 +186,7 @@ impl Connection {
         (losses, wait)
     }
 
-    /// After an acknowledgment: what is lost by it. True when the reordering
-    /// timer runs.
+    /// Finds losses after an acknowledgment. Returns true when the reordering timer runs.
     pub(super) fn find_rack_losses(&mut self, now: Time) -> (Losses, bool) {
         if !core::mem::take(&mut self.recovery.rack.advanced) {
             return (Losses::default(), false);

@@ -1,7 +1,7 @@
-//! What a segment does to a connection (RFC 9293 §3.10.7).
+//! How a connection processes a segment (RFC 9293 §3.10.7).
 //!
-//! Nothing is sent from here: what is to be sent is marked, so that a batch of
-//! segments is answered once.
+//! Nothing is sent from here: answers are marked as pending, so that a batch of segments
+//! is answered once.
 
 use core::time::Duration;
 
@@ -14,18 +14,18 @@ use crate::tcp::assembler::Inserted;
 use crate::tcp::memory::Limits;
 use tidewall_wire::tcp::{Flags, Header, before};
 
-/// Between two answers to segments that are not acceptable and carry nothing,
-/// and between two challenge ACKs (Linux `tcp_invalid_ratelimit`). It ends ACK
-/// storms between two ends that do not agree, and bounds what a blind attacker
-/// can make us send (RFC 5961 §7, §10).
+/// Minimum time between two answers to unacceptable segments that carry nothing, and
+/// between two challenge ACKs (Linux `tcp_invalid_ratelimit`). It ends ACK storms between
+/// two ends that disagree, and limits what a blind attacker can make us send (RFC 5961
+/// §7, §10).
 const CHALLENGE_INTERVAL: Duration = Duration::from_millis(500);
 
-/// How long TS.Recent counts (RFC 7323 §5.5): 24 days, in seconds.
+/// How long TS.Recent is valid (RFC 7323 §5.5): 24 days, in seconds.
 const TIMESTAMP_LIFE: u32 = 24 * 24 * 3600;
 
 impl Connection {
-    /// Takes a segment of this connection's flow. What is to be answered is
-    /// marked for [`Connection::output`]; several segments may be given before.
+    /// Processes a segment of this connection's flow. Answers are marked for
+    /// [`Connection::output`]; several segments may be passed before it is called.
     pub fn input(&mut self, segment: &Segment<'_>, now: Time) {
         count(&mut self.counters.segments_received);
         match self.state {
@@ -41,15 +41,15 @@ impl Connection {
         }
     }
 
-    /// As [`Connection::input`], of a segment that came at `arrived` and has waited: what
-    /// it measures ends then, or when something was sent last.
+    /// As [`Connection::input`], for a segment that arrived at `arrived` and has waited.
+    /// Measurements end at that time, or at the last sending if that was later.
     pub fn input_after_waiting(&mut self, segment: &Segment<'_>, arrived: Time) {
         self.input(segment, arrived.max(self.send.last_sent));
     }
 
-    /// Whether a segment is the one expected in an established connection: next
-    /// in order, within the window, nothing but ACK and PSH, timestamps as
-    /// agreed and not older (Van Jacobson's header prediction).
+    /// Whether a segment is the one expected in an established connection (Van Jacobson's
+    /// header prediction). It is next in order and within the window. It has only ACK and
+    /// PSH, and timestamps as agreed and not older.
     #[inline]
     fn is_predicted(&self, header: &Header) -> bool {
         let usual = Flags(header.flags.0 & !Flags::PSH.0) == Flags::ACK;
@@ -72,8 +72,8 @@ impl Connection {
     fn input_predicted(&mut self, segment: &Segment<'_>, now: Time) {
         let header = &segment.header;
         self.note_heard(now);
-        // While an acknowledgment is due, its echo stays that of the first
-        // segment it covers (RFC 7323 §4.3).
+        // While an acknowledgment is due, its echo remains that of the first segment it
+        // covers (RFC 7323 §4.3).
         if let Some(timestamps) = header.options.timestamps
             && header.sequence == self.receive.last_ack_sent
         {
@@ -88,15 +88,15 @@ impl Connection {
         }
     }
 
-    /// The peer is there.
+    /// Records that the peer is alive.
     #[inline]
     fn note_heard(&mut self, now: Time) {
         self.receive.last_heard = now;
         self.keepalive_probes = 0;
     }
 
-    /// Asks for an answer to something that is not acceptable, unless one was
-    /// sent a short while ago.
+    /// Requests an answer to an unacceptable segment, unless one was sent a short while
+    /// ago.
     pub(super) fn challenge(&mut self, now: Time) {
         count(&mut self.counters.segments_refused);
         if self.may_challenge(now) {
@@ -104,7 +104,8 @@ impl Connection {
         }
     }
 
-    /// Whether no such answer was sent a short while ago; one is, if so.
+    /// Whether no such answer was sent a short while ago. If so, the caller must send
+    /// one.
     pub(super) fn may_challenge(&mut self, now: Time) -> bool {
         let last = self.receive.last_challenge;
         let may = last.is_none_or(|last| now.saturating_sub(last) >= CHALLENGE_INTERVAL);
@@ -206,7 +207,7 @@ impl Connection {
             } else if segment.payload.is_empty()
                 || self.timestamps && header.options.timestamps.is_none()
             {
-                // Without the timestamps that were agreed on, a blind attacker's as
+                // The agreed timestamps are missing: a blind attacker's segment is as
                 // likely as a copy.
                 self.challenge(now);
             } else {
@@ -216,8 +217,8 @@ impl Connection {
             return;
         }
         if reset {
-            // RFC 5961 §3.2: only the exact sequence number resets; Linux also
-            // takes that after the furthest data we hold.
+            // RFC 5961 §3.2: only the exact sequence number resets; Linux also accepts
+            // the one after the furthest data we hold.
             if sequence == self.next_expected()
                 || self.receive.assembler.furthest() == Some(sequence)
             {
@@ -279,13 +280,13 @@ impl Connection {
         self.establish(now, lost);
         self.resend_syn_data(now);
         if self.send.closed {
-            // Closed before the handshake was complete.
+            // The application closed before the handshake was complete.
             self.state = State::FinWait1;
         }
     }
 
-    /// Whether a timestamp lies before TS.Recent, which counts for 24 days only
-    /// (RFC 7323 §5.5).
+    /// Whether a timestamp lies before TS.Recent, which is valid for only 24 days (RFC
+    /// 7323 §5.5).
     fn is_old_timestamp(&self, value: u32, now: Time) -> bool {
         let age = (now.as_secs() as u32).wrapping_sub(self.receive.ts_recent_stamp);
         before(value, self.receive.ts_recent) && age <= TIMESTAMP_LIFE
@@ -294,9 +295,9 @@ impl Connection {
     /// Protection against wrapped sequence numbers (RFC 7323 §5.3).
     fn passes_paws(&mut self, segment: &Segment<'_>, now: Time) -> bool {
         let header = &segment.header;
-        // RFC 7323 §3.2 would have a segment without timestamps dropped once they
-        // are agreed on. It is taken, as Linux does: middleboxes take options off
-        // segments, and a connection that hears nothing any more helps nobody.
+        // RFC 7323 §3.2 requires a segment without timestamps to be dropped once they are
+        // agreed on. It is accepted here, as by Linux: middleboxes remove options from
+        // segments, and a connection that hears nothing any more helps no user.
         let Some(timestamps) = header.options.timestamps else {
             return true;
         };
@@ -317,15 +318,16 @@ impl Connection {
     }
 
     /// Sequence number acceptability (RFC 9293 §3.4), as lenient as Linux
-    /// (`tcp_sequence`): what ends at or after our last acknowledgment, so that
-    /// acknowledgments that data has overtaken still count, and begins no later
-    /// than the window ends, so that a closed window keeps nothing out but data.
+    /// (`tcp_sequence`). A segment is acceptable if it ends at or after our last
+    /// acknowledgment, so that acknowledgments overtaken by data still count. It must
+    /// begin no later than the end of the window, so that a closed window keeps out only
+    /// data.
     fn is_acceptable(&self, sequence: u32, length: u32) -> bool {
         let end = sequence.wrapping_add(length);
         !before(end, self.receive.last_ack_sent) && !before(self.receive.rcv_adv, sequence)
     }
 
-    /// State changes once our FIN is acknowledged.
+    /// Changes the state once our FIN is acknowledged.
     fn after_acknowledgment(&mut self, now: Time) {
         if !self.fin_sent() || self.send.una != self.send.nxt {
             return;
@@ -352,17 +354,17 @@ impl Connection {
         self.send.buffer.clear();
     }
 
-    /// Payload and FIN of an acceptable segment; what lies outside the window is
-    /// cut off.
+    /// Takes payload and FIN of an acceptable segment; cuts off the part outside the
+    /// window.
     pub(super) fn take_data(&mut self, sequence: u32, segment: &Segment<'_>, now: Time) {
         if !matches!(
             self.state,
             State::Established | State::FinWait1 | State::FinWait2
         ) && !self.is_fast_opening()
         {
-            // After the peer's FIN there is nothing to take: what lies beyond is
-            // ignored (RFC 9293 §3.10.7.4, seventh). What comes again, the FIN
-            // above all, wants to be acknowledged again.
+            // After the peer's FIN there is no more data: anything beyond is ignored (RFC
+            // 9293 §3.10.7.4, seventh). A repeated segment, above all the FIN, must be
+            // acknowledged again.
             let end = sequence.wrapping_add(segment.sequence_len());
             if before(sequence, self.next_expected()) {
                 self.acknowledge_duplicate(sequence, end);
@@ -378,7 +380,7 @@ impl Connection {
         let mut fin = segment.header.flags.contains(Flags::FIN);
         let limit = self.receive.fin.unwrap_or(self.receive.rcv_adv);
         if before(limit, end) {
-            // Of frames no part is taken, or it would be acknowledged.
+            // A frame is never accepted in part, or the part would be acknowledged.
             let length = if before(sequence, limit) && !self.is_framed() {
                 limit.wrapping_sub(sequence) as usize
             } else {
@@ -391,9 +393,9 @@ impl Connection {
         }
         let is_new = before(self.receive.assembler.next(), end) && !payload.is_empty();
         if is_new && (self.orphan || self.receive.closed && self.state != State::Established) {
-            // Nobody will read it (RFC 2525 §2.17, as Linux). The RST has the
-            // number that the peer expects, even when our FIN was lost: any other
-            // it would question (RFC 5961 §3.2).
+            // Nothing will read it (RFC 2525 §2.17, as Linux). The RST has the number
+            // that the peer expects, even when our FIN was lost: the peer would challenge
+            // any other (RFC 5961 §3.2).
             count(&mut self.counters.segments_refused);
             self.fail(Errno::CONNRESET);
             self.send.reset_sequence = segment.header.acknowledgment;
@@ -412,7 +414,7 @@ impl Connection {
             self.receive.fin = Some(end);
         }
         if !payload.is_empty() {
-            // A copy of what is in order says nothing (as Linux).
+            // A copy of data in order is ignored (as Linux).
             if self.ecn.is_agreed() && before(self.receive.assembler.next(), end) {
                 self.receive_codepoint(segment.traffic_class);
             }
@@ -430,7 +432,7 @@ impl Connection {
         }
     }
 
-    /// Puts payload within the window where it belongs, and decides how it is
+    /// Inserts payload within the window at its position, and decides how it is
     /// acknowledged.
     #[inline]
     fn take_payload(&mut self, sequence: u32, mut payload: &[u8], now: Time) {
@@ -496,14 +498,14 @@ impl Connection {
         }
     }
 
-    /// Bytes have come in order, and not in an ordinary stream.
+    /// Handles bytes that have arrived in order, other than in an ordinary stream.
     #[cold]
     fn look_at_arrival(&mut self, now: Time) {
         self.note_arrival(now);
         self.scan_frames();
     }
 
-    /// The peer's FIN is in order.
+    /// Processes the peer's FIN, which is in order.
     fn take_fin(&mut self, now: Time) {
         if self.ends_within_frame() {
             self.end_for_broken_frame();
@@ -518,7 +520,8 @@ impl Connection {
         self.pending.add(Pending::ACKNOWLEDGE);
         match self.state {
             State::FinWait1 => {
-                // Our FIN is not acknowledged, or this segment would have done it.
+                // Our FIN is not acknowledged, or this segment would have changed the
+                // state.
                 self.state = State::Closing;
                 self.timers.stop(Timer::TimeWait);
             }

@@ -1,5 +1,5 @@
-//! The receive buffer after the application has read: when its window is announced,
-//! how it grows, and when its memory is given back.
+//! The receive buffer after the application has read: when its window is announced, how
+//! it grows, and when its memory is freed.
 
 use core::time::Duration;
 
@@ -11,14 +11,13 @@ use super::{State, Time, microseconds};
 /// How long empty buffers are kept.
 const RELEASE_AFTER: Duration = Duration::from_secs(1);
 
-/// Segments that are added to twice what is read a round trip: Linux counts segments,
-/// too.
+/// Segments added to twice the bytes read per round trip: Linux counts segments, too.
 const TUNING_SLACK: u32 = 16;
 
 impl Connection {
-    /// After the application has read: announces a window that has grown
-    /// much (RFC 9293 §3.8.6.2.2), and lets the buffer grow with the speed at
-    /// which it is read (dynamic right-sizing, as Linux).
+    /// After the application has read, announces a window that has grown much (RFC 9293
+    /// §3.8.6.2.2). Also grows the buffer with the speed at which it is read (dynamic
+    /// right-sizing, as Linux).
     pub(super) fn after_read(&mut self, bytes: u32) {
         self.tune_receive_buffer(bytes);
         if self.receive.assembler.capacity() > KEEP_ABOVE && self.receive.assembler.unread() == 0 {
@@ -54,9 +53,9 @@ impl Connection {
             return;
         }
         self.receive.consumed = self.receive.consumed.saturating_add(bytes);
-        // A round trip of the LAN is below what is worth looking at.
+        // A round trip of the LAN is too short to measure.
         let trip = self.round_trip.srtt().max(1000);
-        // Reading has no time of its own; the last segment's is near enough.
+        // The read call passes no time; that of the last segment is close enough.
         let now = microseconds(self.receive.last_heard);
         if now.wrapping_sub(self.receive.tuned_at) < trip {
             return;
@@ -73,8 +72,8 @@ impl Connection {
         self.receive.tuned_at = now;
     }
 
-    /// Has the buffers given back when they are still empty in a while; at once
-    /// where memory is short.
+    /// Schedules freeing the buffers if they are still empty after a while; frees them at
+    /// once if memory is short.
     pub(super) fn release_later(&mut self, now: Time) {
         if self.timers.is_running(Timer::Release) {
             return;

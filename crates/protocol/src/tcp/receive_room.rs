@@ -1,40 +1,42 @@
-//! How far the announced window may reach beyond what was taken.
+//! How far the announced window may reach beyond the data taken.
 //!
-//! Segments wait for their receiver in a place that holds so many of them; the driver drops
-//! the rest. So the window begins at three quarters of that place: a receiver that stays
-//! away then loses nothing, whatever it announced. A receiver that comes often may announce
-//! more, as most of a window is on the way then and not in the place. The window grows by
-//! quarters while the peer needs it, a window each two round trips, and no more than half
-//! of the place was ever full. Where the place was nearly full it is what it was at first;
-//! each such time the next growth takes twice as long to come.
+//! Segments wait for their receiver in a queue of limited length; the driver drops the
+//! rest. So the window begins at three quarters of that queue: then a receiver that stays
+//! away loses nothing, whatever it announced.
+//!
+//! A receiver that comes often may announce more, since most of a window is then in
+//! transit and not in the queue. The window grows by quarters, once per two round trips,
+//! while the peer needs it and at most half of the queue was ever full. If the queue was
+//! nearly full the window returns to its initial size. Each such time, the next growth
+//! takes twice as long.
 
 use tidewall_wire::tcp::before;
 
 use super::connection::Connection;
 use super::{Time, microseconds};
 
-/// After so many overflows the next growth takes no longer.
+/// Overflows after which the wait for the next growth no longer doubles.
 const SHY_MOST: u8 = 12;
-/// What a round trip is taken for where none was measured.
+/// Assumed round trip if none was measured.
 const TRIP_UNKNOWN: u32 = 1000;
 
 /// See the module's documentation.
 pub(super) struct ReceiveRoom {
-    /// Bytes by which the window reaches beyond what was taken, at most.
+    /// Maximum bytes by which the window reaches beyond the data taken.
     most: u32,
-    /// Where the next look at `peak` is.
+    /// The sequence number at which `peak` is examined next.
     mark: u32,
-    /// When the last look was, in microseconds that wrap.
+    /// When it was last examined, in microseconds that wrap.
     looked: u32,
-    /// Segments that the place holds; 0: any number.
+    /// Segments that the queue holds; 0: any number.
     segments: u16,
-    /// Most that were taken at once since the last look.
+    /// Most segments that were taken at once since the last examination.
     peak: u16,
-    /// Looks until the window may grow.
+    /// Examinations until the window may grow.
     wait: u16,
-    /// Overflows, as far as they were not forgotten.
+    /// Overflows that are not forgotten yet.
     shy: u8,
-    /// Since the last look the window would have been wider.
+    /// The window would have been wider at some time since the last examination.
     holds_back: bool,
 }
 
@@ -55,7 +57,7 @@ impl Default for ReceiveRoom {
 }
 
 impl ReceiveRoom {
-    /// `room` bytes, or what may be announced of them.
+    /// Limits `room` bytes to what may be announced.
     #[inline(always)]
     pub(super) fn bound(&mut self, room: u32) -> u32 {
         if room > self.most {
@@ -64,21 +66,22 @@ impl ReceiveRoom {
         room.min(self.most)
     }
 
-    /// Bytes by which the window reaches beyond what was taken, at most.
+    /// Maximum bytes by which the window reaches beyond the data taken.
     #[inline(always)]
     pub(super) fn most(&self) -> u32 {
         self.most
     }
 
-    /// What the place holds, with a quarter left for what is not full-sized.
+    /// The bytes that the queue holds, less a quarter reserved for segments that are not
+    /// full-sized.
     fn first(&self, mss: u16) -> u32 {
         u32::from(self.segments) * u32::from(mss) / 4 * 3
     }
 }
 
 impl Connection {
-    /// Says how many segments wait until they are given to [`Connection::input`]; what
-    /// comes beyond them is lost. 0: any number.
+    /// Sets how many segments can wait until they are passed to [`Connection::input`];
+    /// any beyond them are lost. 0: any number.
     pub fn set_receive_room(&mut self, segments: u16) {
         let room = &mut self.receive.room;
         if room.segments == segments {
@@ -91,8 +94,8 @@ impl Connection {
         };
     }
 
-    /// Notes that so many segments had waited and were given to [`Connection::input`] by
-    /// `now`, for [`Connection::set_receive_room`].
+    /// Records that `count` segments had waited and were passed to [`Connection::input`]
+    /// by `now`, for [`Connection::set_receive_room`].
     #[inline]
     pub fn segments_taken(&mut self, count: usize, now: Time) {
         let next = self.next_expected();
@@ -116,7 +119,7 @@ impl Connection {
         let first = room.first(self.config.mss);
         let took = microseconds(now).wrapping_sub(room.looked);
         if nearly_full {
-            // Below what it was at first only where segments are not full-sized.
+            // Below the initial size only if segments are not full-sized.
             room.most = if room.most > first {
                 first
             } else {

@@ -1,9 +1,9 @@
-//! Loss recovery: Linux's states Open, Disorder, CWR, Recovery and Loss, and what
-//! moves a connection between them.
+//! Loss recovery: Linux's states Open, Disorder, CWR, Recovery and Loss, and the
+//! transitions between them.
 //!
-//! With SACK, losses are found by RACK (RFC 8985), which covers what RFC 6675
-//! finds; without, by duplicates (RFC 6582). After a timeout F-RTO (RFC 5682)
-//! finds out whether anything was lost at all.
+//! With SACK, losses are found by RACK (RFC 8985), which covers what RFC 6675 finds;
+//! without SACK, by duplicates (RFC 6582). After a timeout F-RTO (RFC 5682) determines
+//! whether anything was lost at all.
 
 use super::acknowledgment::Feedback;
 use super::connection::{Connection, count};
@@ -16,20 +16,20 @@ use super::undo::Undo;
 use super::{Time, microseconds};
 use tidewall_wire::tcp::before;
 
-/// Linux's `tcp_ca_state`; in the order of how bad it is.
+/// Linux's `tcp_ca_state`, in order of severity.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug, Default)]
 #[repr(u8)]
 pub(super) enum CaState {
     /// Nothing is lost or reordered.
     #[default]
     Open = 0,
-    /// Something has arrived out of order, or twice.
+    /// A segment has arrived out of order, or twice.
     Disorder = 1,
     /// The window is being reduced for a mark (ECE), and nothing is lost.
     Cwr = 2,
     /// Fast recovery (RFC 5681 §3.2).
     Recovery = 3,
-    /// After a retransmission timeout, or when all in flight was too large.
+    /// After a retransmission timeout, or when all data in flight was too large.
     Loss = 4,
 }
 
@@ -43,7 +43,7 @@ impl CaState {
     ];
 }
 
-/// What the retransmission timer is running for (Linux `icsk_pending`).
+/// The purpose of the running retransmission timer (Linux `icsk_pending`).
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 #[repr(u8)]
 pub(super) enum RtxTimer {
@@ -60,7 +60,7 @@ impl RtxTimer {
     pub(super) const ALL: [Self; 3] = [Self::Retransmission, Self::Probe, Self::Reordering];
 }
 
-/// What was lost, and what is done about it.
+/// The losses, and the state of their repair.
 pub(super) struct Recovery {
     pub(super) board: Scoreboard,
     pub(super) rack: Rack,
@@ -68,7 +68,7 @@ pub(super) struct Recovery {
     pub(super) rtx_timer: RtxTimer,
     /// Recovery or reduction end when this is acknowledged (RFC 6582's `recover`).
     pub(super) high_seq: u32,
-    /// Segments selectively acknowledged, at least; without SACK, duplicate
+    /// Number of selectively acknowledged segments, at least; without SACK, of duplicate
     /// acknowledgments.
     pub(super) sacked_out: u32,
     pub(super) probe: TailProbe,
@@ -79,13 +79,13 @@ pub(super) struct Recovery {
     /// F-RTO wants new data sent before anything is retransmitted (RFC 5682 §2.1,
     /// step 2b).
     pub(super) frto_new_data: bool,
-    /// A segment in flight that finds out whether the path carries its size: if
-    /// it alone is lost, that is no congestion. Where it begins and ends.
+    /// Start and end of a segment in flight that tests whether the path carries its size.
+    /// If it alone is lost, that is not congestion.
     pub(super) path_probe: Option<(u32, u32)>,
 }
 
 impl Recovery {
-    /// For a connection of which all below `sequence` is acknowledged.
+    /// State of a connection with everything below `sequence` acknowledged.
     pub(super) fn new(sequence: u32) -> Self {
         Self {
             board: Scoreboard::new(sequence),
@@ -119,7 +119,7 @@ impl Recovery {
 }
 
 impl Connection {
-    /// What an acknowledgment out of the ordinary does to recovery (Linux
+    /// Applies an out-of-the-ordinary acknowledgment to recovery (Linux
     /// `tcp_fastretrans_alert`).
     pub(super) fn recover(&mut self, seen: &mut Feedback, now: Time) {
         if seen.ece {
@@ -132,7 +132,7 @@ impl Connection {
         let passed = !before(self.send.una, self.recovery.high_seq);
         match self.recovery.ca_state {
             CaState::Open => self.recovery.undo.retrans_stamp = None,
-            // The mark's answer must reach the receiver beyond the end.
+            // The mark's answer must reach the receiver before the reduction ends.
             CaState::Cwr if passed && self.send.una != self.recovery.high_seq => {
                 self.end_reduction();
                 self.recovery.ca_state = CaState::Open;
@@ -188,7 +188,7 @@ impl Connection {
         }
         self.identify_losses(seen, now);
         if self.recovery.ca_state != CaState::Recovery && self.recovery.board.lost() > 0 {
-            // Undone, and yet something is lost: another recovery.
+            // Undone, and yet data is lost: another recovery.
             self.enter_recovery(seen.ece);
         }
     }
@@ -208,8 +208,8 @@ impl Connection {
         self.enter_recovery(seen.ece);
     }
 
-    /// A probe of the path's MTU was lost and what followed it was not: that says
-    /// nothing of congestion. Its bytes are retransmitted in ordinary segments.
+    /// Handles the loss of a path-MTU probe alone, which is no sign of congestion. Its
+    /// bytes are retransmitted in ordinary segments.
     fn path_probe_lost(&mut self, end: u32, now: Time) {
         self.recovery.path_probe = None;
         self.path.refused();
@@ -226,8 +226,8 @@ impl Connection {
         }
     }
 
-    /// What is marked lost is retransmitted, although nothing was lost to
-    /// congestion: the window stays (Linux `tcp_simple_retransmit`).
+    /// Retransmits what is marked lost, although nothing was lost to congestion: the
+    /// window stays (Linux `tcp_simple_retransmit`).
     fn repair_without_reduction(&mut self, now: Time) {
         if self.recovery.ca_state != CaState::Loss {
             self.recovery.high_seq = self.send.nxt;
@@ -239,7 +239,7 @@ impl Connection {
         self.restart_timer(now);
     }
 
-    /// All in flight is lost for another reason than congestion: it was too
+    /// Marks all data in flight as lost for a reason other than congestion: it was too
     /// large for the path.
     pub(super) fn simple_retransmit(&mut self, now: Time) {
         self.recovery.probe = TailProbe::None;
@@ -252,7 +252,7 @@ impl Connection {
         }
     }
 
-    /// Fast recovery begins; `marked` when it was signalled by ECE.
+    /// Begins fast recovery; `marked` when it was signalled by ECE.
     pub(super) fn enter_recovery(&mut self, marked: bool) {
         self.recovery.clear_retrans_stamp();
         let mss = self.send.mss.into();
@@ -281,7 +281,7 @@ impl Connection {
         seen.lost_retrans |= losses.retransmitted;
     }
 
-    /// NewReno: the first segment is lost after enough duplicates, and after each
+    /// NewReno: the first segment counts as lost after enough duplicates, and after each
     /// partial acknowledgment (RFC 6582 §3.2).
     fn find_reno_loss(&mut self, advanced: bool) -> Losses {
         let head = self.head_segment();
@@ -297,7 +297,7 @@ impl Connection {
         recovery.board.mark_head_lost(head)
     }
 
-    /// Without SACK: so many segments are taken to have arrived beyond a hole.
+    /// Without SACK: sets how many segments are assumed to have arrived beyond a hole.
     pub(super) fn set_reno_sacks(&mut self, segments: u32) {
         let mss = u32::from(self.send.mss);
         let outstanding = self.send.outstanding();
@@ -308,7 +308,7 @@ impl Connection {
         self.recovery.board.set_reno_sacked(bytes);
     }
 
-    /// A duplicate acknowledgment without SACK.
+    /// Counts a duplicate acknowledgment without SACK.
     fn add_reno_sack(&mut self, seen: &mut Feedback) {
         if !seen.duplicate {
             return;
@@ -319,7 +319,7 @@ impl Connection {
         seen.delivered = seen.delivered.saturating_add(arrived);
     }
 
-    /// The state when nothing is known to be lost.
+    /// Sets the state when nothing is known to be lost.
     pub(super) fn try_to_open(&mut self, marked: bool) {
         self.recovery.clear_retrans_stamp();
         if marked {
@@ -330,7 +330,7 @@ impl Connection {
         }
     }
 
-    /// Open, or in disorder.
+    /// Sets the state to Open or Disorder.
     pub(super) fn keep_open(&mut self) {
         let board = &self.recovery.board;
         let doubtful = board.sacked() > 0 || board.lost() > 0 || self.recovery.any_retransmitted();
@@ -345,7 +345,8 @@ impl Connection {
         }
     }
 
-    /// After a timeout (Linux `tcp_process_loss`; F-RTO, RFC 5682).
+    /// Processes an acknowledgment after a timeout (Linux `tcp_process_loss`; F-RTO, RFC
+    /// 5682).
     fn process_loss(&mut self, seen: &mut Feedback) {
         self.recovery.frto_new_data = false;
         if seen.advanced && self.try_undo_loss(false, seen.echo) {
@@ -354,7 +355,7 @@ impl Connection {
         let passed = !before(self.send.una, self.recovery.high_seq);
         let beyond = before(self.recovery.high_seq, self.send.nxt);
         if self.recovery.frto {
-            // Step 3b: what was sent once only has arrived: not all was lost.
+            // Step 3b: data that was sent only once has arrived: not all was lost.
             if seen.orig_acked && self.try_undo_loss(true, seen.echo) {
                 return;
             }
@@ -388,8 +389,9 @@ impl Connection {
         }
     }
 
-    /// The first that is not acknowledged was selectively: the receiver may have
-    /// dropped it (RFC 2018 §8). It gets a little time to acknowledge it after all.
+    /// The first unacknowledged segment was selectively acknowledged: the receiver may
+    /// have dropped it (RFC 2018 §8). The receiver gets a little time to acknowledge it
+    /// after all.
     fn delay_reneging_timeout(&mut self, seen: &mut Feedback, now: Time) {
         let wait = (self.round_trip.srtt() / 2).max(10_000);
         self.recovery.rtx_timer = RtxTimer::Retransmission;
@@ -397,8 +399,8 @@ impl Connection {
         seen.restarts_timer = false;
     }
 
-    /// The retransmission timeout: marks what is lost by it, and reduces the
-    /// window if that was not done for the same data (Linux `tcp_enter_loss`).
+    /// Handles the retransmission timeout: marks the losses, and reduces the window if
+    /// that was not done for the same data (Linux `tcp_enter_loss`).
     pub(super) fn enter_loss(&mut self, now: Time) {
         let mss = u32::from(self.send.mss);
         let before_this = self.recovery.ca_state;
@@ -412,7 +414,7 @@ impl Connection {
             self.recovery.begin_undo(una, mss);
             self.recovery.undo.restores_window = self.send.wnd > 0;
         }
-        // What is sent to a closed window is no loss.
+        // Data sent to a closed window is not lost.
         if self.send.wnd > 0 {
             self.congestion.on_timeout(mss, first);
             self.ecn.reduced();
@@ -433,8 +435,8 @@ impl Connection {
             (before_this < CaState::Recovery || retried) && self.recovery.path_probe.is_none();
     }
 
-    /// Marks as lost what a timeout says to be: all, but for what left so short a
-    /// while ago that its acknowledgment may still come.
+    /// Marks as lost what a timeout implies: everything, except data that left so
+    /// recently that its acknowledgment may still come.
     fn mark_lost_by_timeout(&mut self, now: Time) {
         let now = microseconds(now);
         let reneged = self

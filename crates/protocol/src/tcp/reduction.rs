@@ -1,18 +1,18 @@
-//! The window while it is reduced: proportional rate reduction (RFC 6937 as
-//! updated by RFC 9937), with the bounds as Linux chooses between them. Recovery
-//! and an echoed congestion mark are paced by the same.
+//! The window while it is reduced: proportional rate reduction (RFC 6937 as updated by
+//! RFC 9937), with the bounds that Linux chooses. It paces both recovery and the response
+//! to an echoed congestion mark.
 
 use super::connection::Connection;
 use super::recovery::{CaState, Recovery};
 use super::tail_probe::TailProbe;
 
-/// Of one reduction; in bytes.
+/// State of one reduction; in bytes.
 #[derive(Clone, Copy, Default)]
 pub(super) struct Reduction {
     pub(super) prior_cwnd: u32,
-    /// What has arrived since it began.
+    /// Bytes that have arrived since it began.
     pub(super) delivered: u32,
-    /// What was sent since.
+    /// Bytes sent since it began.
     pub(super) sent: u32,
 }
 
@@ -26,7 +26,7 @@ impl Recovery {
 }
 
 impl Connection {
-    /// A reduction begins: all that is in flight now belongs to it.
+    /// Begins a reduction: all data in flight now belongs to it.
     pub(super) fn begin_reduction(&mut self) {
         let mss = u32::from(self.send.mss);
         self.recovery.high_seq = self.send.nxt;
@@ -43,9 +43,9 @@ impl Connection {
             .set_window(self.recovery.reduction.prior_cwnd);
     }
 
-    /// The network has marked something as having met congestion, and nothing
-    /// is lost: reduces the window once for what is in flight (RFC 3168 §6.1.2,
-    /// Linux's state CWR). The caller says so at every echo.
+    /// Reduces the window once for the data in flight (RFC 3168 §6.1.2, Linux's state
+    /// CWR). The network has marked a segment as having met congestion, and nothing is
+    /// lost. The caller calls this at every echo.
     pub(super) fn enter_cwr(&mut self) {
         self.recovery.undo.forbid();
         if self.recovery.ca_state < CaState::Cwr {
@@ -55,8 +55,8 @@ impl Connection {
         }
     }
 
-    /// Sets the window after so many bytes were `delivered` and so many found
-    /// `lost` by one acknowledgment; `advanced` when it moved SND.UNA.
+    /// Sets the window after one acknowledgment reported `delivered` bytes arrived and
+    /// `lost` bytes lost; `advanced` when it moved SND.UNA.
     pub(super) fn reduce_window(&mut self, delivered: u32, lost: u32, advanced: bool) {
         if delivered == 0 {
             return;
@@ -84,13 +84,13 @@ impl Connection {
             allowed.min(threshold - pipe)
         };
         if reduction.sent == 0 {
-            // The first retransmission goes at once.
+            // The first retransmission leaves at once.
             allowed = allowed.max(mss);
         }
         self.congestion.set_window(pipe.saturating_add(allowed));
     }
 
-    /// The reduction ends; unless it was undone, the window is the threshold.
+    /// Ends the reduction; unless it was undone, the window is the threshold.
     pub(super) fn end_reduction(&mut self) {
         let threshold = self.congestion.threshold();
         if threshold != u32::MAX

@@ -1,16 +1,15 @@
-//! A byte ring that is allocated when it is needed, grows by doubling, and can
-//! be given back.
+//! A byte ring that is allocated when needed, grows by doubling, and can be freed.
 
-/// The smallest allocation: many rings hold a byte beyond a hole.
+/// The smallest allocation: many rings hold one byte beyond a hole.
 const SMALLEST: usize = 64;
 
-/// A ring up to this size is given back as soon as it is empty: allocating it
-/// again costs less than a system call. A larger one is kept until the
-/// connection has been quiet for a while (see `Timer::Release`).
+/// A ring up to this size is freed as soon as it is empty: allocating it again costs less
+/// than a system call. A larger one is kept until the connection has been quiet for a
+/// while (see `Timer::Release`).
 pub(super) const KEEP_ABOVE: usize = 16 << 10;
 
-/// Bytes at offsets from a head that moves forward. Its user knows which of them
-/// mean anything.
+/// Bytes at offsets from a head that moves forward. The user of the ring knows which of
+/// them are valid.
 #[derive(Default)]
 pub(super) struct Ring {
     /// Empty, or a power of two long.
@@ -23,7 +22,7 @@ impl Ring {
         self.bytes.len()
     }
 
-    /// Where the byte at an offset lies; the capacity is not zero.
+    /// The index of the byte at an offset; the capacity must not be zero.
     fn place(&self, offset: usize) -> usize {
         (self.head + offset) & (self.bytes.len().wrapping_sub(1))
     }
@@ -37,7 +36,7 @@ impl Ring {
     }
 
     fn grow(&mut self, capacity: usize) {
-        // Not `vec![0; capacity]`: glibc's calloc passes its fast lists by.
+        // Not `vec![0; capacity]`: glibc's calloc bypasses its fast lists.
         let mut grown = Vec::with_capacity(capacity);
         if !self.bytes.is_empty() {
             let (start, end) = self.bytes.split_at(self.head.min(self.bytes.len()));
@@ -49,7 +48,7 @@ impl Ring {
         self.head = 0;
     }
 
-    /// Gives back what is not needed for offsets below `needed`.
+    /// Frees what is not needed for offsets below `needed`.
     pub(super) fn fit(&mut self, needed: usize) {
         let capacity = needed.next_power_of_two().max(SMALLEST);
         if needed == 0 || capacity < self.bytes.len() {
@@ -62,20 +61,21 @@ impl Ring {
         }
     }
 
-    /// Puts bytes at an offset, allocating if need be.
+    /// Writes bytes at an offset, allocating if necessary.
     #[inline]
     pub(super) fn write(&mut self, offset: usize, bytes: &[u8]) {
         let [start, end] = self.slices_mut(offset, bytes.len());
         let (first, second) = bytes.split_at(bytes.len().min(start.len()));
         start.copy_from_slice(first);
-        // `slices_mut` has made room for both; a slice that is missing would be
-        // left unwritten, not read beyond.
+        // `slices_mut` has made room for both slices. A missing slice would be left
+        // unwritten, not overrun.
         if let Some(place) = end.get_mut(..second.len()) {
             place.copy_from_slice(second);
         }
     }
 
-    /// Memory for `length` bytes at an offset, in up to two pieces. Allocates if need be.
+    /// Memory for `length` bytes at an offset, in up to two pieces. Allocates if
+    /// necessary.
     #[inline]
     pub(super) fn slices_mut(&mut self, offset: usize, length: usize) -> [&mut [u8]; 2] {
         if length == 0 {
@@ -92,8 +92,8 @@ impl Ring {
         ]
     }
 
-    /// The bytes from an offset on, in up to two pieces; fewer than `length` if
-    /// the ring is not that large.
+    /// The bytes from an offset on, in up to two pieces; fewer than `length` if the ring
+    /// is smaller.
     #[inline]
     pub(super) fn slices(&self, offset: usize, length: usize) -> [&[u8]; 2] {
         if self.bytes.is_empty() || length == 0 {
@@ -105,8 +105,8 @@ impl Ring {
         [first, start.get(..rest).unwrap_or_default()]
     }
 
-    /// Puts bytes before the head, which moves back to them. `held`: offsets below
-    /// it mean something.
+    /// Writes bytes before the head, which moves back to them. Offsets below `held` are
+    /// valid.
     pub(super) fn write_before(&mut self, held: usize, bytes: &[u8]) {
         if bytes.is_empty() {
             return;
@@ -123,13 +123,13 @@ impl Ring {
         }
     }
 
-    /// Begins at the memory's start, as it holds nothing.
+    /// Moves the head to the memory's start; the ring holds no data.
     #[inline]
     pub(super) fn rewind(&mut self) {
         self.head = 0;
     }
 
-    /// Gives the memory back.
+    /// Frees the memory.
     pub(super) fn release(&mut self) {
         *self = Self::default();
     }

@@ -1,6 +1,6 @@
-//! The round-trip time and the retransmission timeout (RFC 6298), with Linux's
-//! estimator: the variation falls once a round trip only, and slowly, so that a
-//! path whose round trip hardly varies still gets slack.
+//! The round-trip time and the retransmission timeout (RFC 6298), with Linux's estimator.
+//! The variation falls only once per round trip, and slowly, so that a path whose round
+//! trip hardly varies still has slack.
 
 use super::Time;
 use tidewall_wire::tcp::before;
@@ -11,10 +11,10 @@ const INITIAL: u32 = 1_000_000;
 /// The same once a SYN had to be retransmitted (RFC 6298 §5.7).
 const FALLBACK: u32 = 3_000_000;
 
-/// No measurement counts for more, so that there is room to multiply.
+/// A longer measurement counts as this, to leave room to multiply.
 const LONGEST: u32 = 1 << 28;
 
-/// Seconds that the least round trip is remembered (`tcp_min_rtt_wlen`).
+/// Seconds for which the least round trip is remembered (`tcp_min_rtt_wlen`).
 const MINIMUM_LIFE: u32 = 300;
 
 /// Estimator of one connection; times in microseconds.
@@ -24,17 +24,17 @@ pub(super) struct RoundTrip {
     pub(super) srtt_8: u32,
     /// Four times RTTVAR.
     pub(super) rttvar_4: u32,
-    /// The largest of this round trip.
+    /// The largest deviation in this round trip.
     pub(super) rttvar_max: u32,
-    /// RTO - SRTT: four deviations, the shortest timeout at least.
+    /// RTO - SRTT: four deviations, and at least the shortest timeout.
     pub(super) rto_margin: u32,
     /// SND.NXT when this round trip began.
     pub(super) rtt_seq: u32,
-    /// The smallest measured lately; zero before the first.
+    /// The smallest round trip measured recently; zero before the first.
     pub(super) min: u32,
     /// When that was, in seconds.
     pub(super) min_at: u32,
-    /// Times the timeout was doubled since a measurement.
+    /// How often the timeout was doubled since a measurement.
     pub(super) backoff: u8,
 }
 
@@ -49,7 +49,8 @@ impl RoundTrip {
         self.rttvar_4 / 4
     }
 
-    /// A SYN had to be retransmitted, and nothing was measured with it.
+    /// Uses the fallback timeout: a SYN had to be retransmitted, and nothing was measured
+    /// with it.
     pub(super) fn use_syn_fallback(&mut self) {
         if self.srtt_8 == 0 {
             self.rto_margin = FALLBACK;
@@ -91,7 +92,7 @@ impl RoundTrip {
         }
     }
 
-    /// The smallest of the last minutes. Rounded up to what is not zero.
+    /// Updates the minimum over the last minutes. Zero is rounded up.
     #[inline]
     pub(super) fn update_min(&mut self, sample: u32, now: Time) {
         let sample = sample.clamp(1, LONGEST);
@@ -103,7 +104,7 @@ impl RoundTrip {
         }
     }
 
-    /// The timeout, doubled as often as backed off, in microseconds.
+    /// The timeout, doubled for each backoff, in microseconds.
     #[inline]
     pub(super) fn timeout(&self, max: u32) -> u64 {
         let base = if self.srtt_8 == 0 {

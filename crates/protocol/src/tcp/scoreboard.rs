@@ -1,11 +1,11 @@
-//! The SACK scoreboard (RFC 6675): for each part of what is in flight, when it last
-//! left, and whether it is selectively acknowledged, lost or retransmitted.
+//! The SACK scoreboard (RFC 6675). For each part of the data in flight it has the time of
+//! last sending, and whether it is selectively acknowledged, lost or retransmitted.
 //!
-//! A list of runs without gaps from SND.UNA to SND.NXT. Bytes that left at the
-//! same moment and have the same flags share a run, so that a burst costs one; the last
-//! run lies in place, so that what answers a request costs no allocation. Bytes
-//! of each flag are counted as they change, so that the pipe of RFC 6675 costs
-//! nothing. Without losses, runs are added at the end and taken off the front.
+//! It is a list of contiguous runs from SND.UNA to SND.NXT. Bytes that left at the same
+//! moment and have the same flags share a run, so a burst costs one. The last run is
+//! stored inline, so the answer to a request costs no allocation. Bytes of each flag are
+//! counted as they change, so the pipe of RFC 6675 costs nothing. Without losses, runs
+//! are added at the end and removed from the front.
 
 mod loss;
 mod sack;
@@ -17,7 +17,7 @@ use tidewall_wire::tcp::before;
 pub(super) use loss::{Losses, Verdict};
 use sack::SACK_RANGES_MAX;
 
-/// Beyond so many runs neighbours are merged, with the later time of both: a loss
+/// Above this number of runs neighbours are merged, with the later time of both: a loss
 /// is then found later, never earlier.
 const RUNS_MAX: usize = 4096;
 
@@ -26,7 +26,7 @@ pub(super) const SACKED: u8 = 1;
 pub(super) const LOST: u8 = 2;
 /// Retransmitted, and that retransmission is in flight.
 pub(super) const RETRANSMITTED: u8 = 4;
-/// Retransmitted at any time: its acknowledgment is no round-trip sample (Karn's
+/// Retransmitted at some time: its acknowledgment is no round-trip sample (Karn's
 /// algorithm).
 pub(super) const EVER_RETRANSMITTED: u8 = 8;
 const FLAGS: u8 = SACKED | LOST | RETRANSMITTED | EVER_RETRANSMITTED;
@@ -51,7 +51,7 @@ impl Run {
     }
 }
 
-/// A part of what is in flight.
+/// A part of the data in flight.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) struct Piece {
     pub(super) start: u32,
@@ -80,18 +80,18 @@ fn needs_retransmit(flags: u8) -> bool {
 #[derive(Default)]
 pub(super) struct Scoreboard {
     una: u32,
-    /// All runs but the last one sent, which is here too once any flag was set.
+    /// All runs but the last one sent, which is moved here once any flag is set.
     earlier: VecDeque<Run>,
-    /// Without flags.
+    /// The last run, without flags.
     last: Option<Run>,
     sacked: u32,
     lost: u32,
     retransmitted: u32,
     /// Bytes that are lost and not retransmitted.
     to_retransmit: u32,
-    /// None of those lie below; meaningless without any.
+    /// No byte to retransmit lies below this; meaningless if there is none.
     retransmit_hint: u32,
-    /// The end of the highest SACKed range; meaningless without any.
+    /// The end of the highest SACKed range; meaningless if there is none.
     highest_sack: u32,
     /// HighRxt of RFC 6675: the end of the highest retransmission, while it lies
     /// ahead of SND.UNA.
@@ -101,7 +101,7 @@ pub(super) struct Scoreboard {
 }
 
 impl Scoreboard {
-    /// For a connection of which all below `first` is acknowledged.
+    /// Scoreboard of a connection with everything below `first` acknowledged.
     pub(super) fn new(first: u32) -> Self {
         Self {
             una: first,
@@ -110,8 +110,8 @@ impl Scoreboard {
         }
     }
 
-    /// What RFC 6675's pipe is less than SND.NXT - SND.UNA, in bytes. Below zero,
-    /// wrapped, where bytes were retransmitted that are not known to be lost.
+    /// The bytes by which RFC 6675's pipe is smaller than SND.NXT - SND.UNA. Below zero,
+    /// wrapped, if bytes were retransmitted that are not known to be lost.
     #[inline]
     pub(super) fn left_network(&self) -> u32 {
         self.sacked
@@ -131,14 +131,14 @@ impl Scoreboard {
         }
     }
 
-    /// What is not acknowledged lies in one run.
+    /// Whether all unacknowledged data lies in one run.
     #[inline]
     pub(super) fn is_single(&self) -> bool {
         self.earlier.is_empty()
     }
 
-    /// All up to `end` was sent, the last of it now. `separate` begins a new run even
-    /// if the last one left at the same moment.
+    /// Records that data up to `end` was sent, the last of it now. `separate` begins a
+    /// new run even if the last one left at the same moment.
     #[inline]
     pub(super) fn sent(&mut self, end: u32, now: u32, separate: bool) {
         if let Some(last) = &mut self.last {
@@ -182,8 +182,7 @@ impl Scoreboard {
         self.earlier = condensed;
     }
 
-    /// All below `first` is acknowledged: `each` gets every piece that was not
-    /// before.
+    /// Acknowledges everything below `first`; `each` gets every newly acknowledged piece.
     #[inline]
     pub(super) fn acknowledge(&mut self, first: u32, mut each: impl FnMut(&Piece)) {
         while let Some(&run) = self.earlier.front() {
@@ -203,14 +202,14 @@ impl Scoreboard {
             self.shorten(run, run.end, &mut each);
             self.last = None;
         }
-        // A SYN was never entered here.
+        // SYNs are never entered here.
         self.una = first;
         if self.earlier.capacity() != 0 {
             self.earlier = VecDeque::new();
         }
     }
 
-    /// The first run begins at `start` from now on.
+    /// Shortens the first run to begin at `start`.
     #[inline]
     fn shorten(&mut self, run: Run, start: u32, each: &mut impl FnMut(&Piece)) {
         if start == self.una {
@@ -229,7 +228,7 @@ impl Scoreboard {
         self.una = start;
     }
 
-    /// The flags of `bytes` change.
+    /// Updates the counters for `bytes` whose flags change.
     fn count(&mut self, from: u8, to: u8, bytes: u32) {
         let change = |had: bool, has: bool, counter: &mut u32| match (had, has) {
             (true, false) => *counter = counter.wrapping_sub(bytes),
@@ -250,7 +249,7 @@ impl Scoreboard {
         );
     }
 
-    /// Moves the last run to the others, for what looks at all of them.
+    /// Moves the last run to the others, for code that looks at all of them.
     fn gather(&mut self) {
         if let Some(run) = self.last.take() {
             self.add(run);
@@ -261,14 +260,14 @@ impl Scoreboard {
         sequence.wrapping_sub(self.una)
     }
 
-    /// The run that a sequence number lies in; all are gathered.
+    /// The run that contains a sequence number; all runs are gathered.
     fn find(&self, sequence: u32) -> usize {
         let distance = self.distance(sequence);
         self.earlier
             .partition_point(|run| self.distance(run.end) <= distance)
     }
 
-    /// Where a run begins; all are gathered.
+    /// The start of a run; all runs are gathered.
     fn start_of(&self, index: usize) -> u32 {
         index
             .checked_sub(1)
@@ -281,7 +280,7 @@ impl Scoreboard {
         Some(run.starting_at(self.start_of(index)))
     }
 
-    /// Makes a run begin at `at` and returns its index; all are gathered.
+    /// Makes a run begin at `at` and returns its index; all runs are gathered.
     fn split(&mut self, at: u32) -> usize {
         let index = self.find(at);
         if self.start_of(index) == at {
@@ -331,7 +330,7 @@ impl Scoreboard {
             let sacked = run.flags & next.flags & SACKED != 0;
             let place =
                 if sacked || run.flags == next.flags && run.sent == next.sent && next.flags != 0 {
-                    // When SACKed bytes left does not matter any more.
+                    // It no longer matters when SACKed bytes left.
                     self.sacked_ranges -= u16::from(sacked);
                     Run {
                         end: next.end,
@@ -389,7 +388,8 @@ impl Scoreboard {
             .map(move |run| run.starting_at(std::mem::replace(&mut start, run.end)))
     }
 
-    /// Adds a piece as it was in another scoreboard; false when it cannot follow.
+    /// Adds a piece as it was in another scoreboard; returns false when it does not
+    /// follow the last one.
     pub(super) fn restore(&mut self, end: u32, sent: u32, flags: u8) -> bool {
         let start = self.end();
         let sound = before(start, end)

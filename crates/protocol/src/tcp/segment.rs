@@ -1,5 +1,5 @@
-//! The bytes of segments: from an IP datagram to a [`Segment`], from an
-//! [`Outgoing`] to an Ethernet frame.
+//! The bytes of segments: parses an IP datagram into a [`Segment`], and writes an
+//! [`Outgoing`] as an Ethernet frame.
 
 use std::net::{SocketAddr, SocketAddrV4, SocketAddrV6};
 
@@ -12,15 +12,14 @@ use tidewall_wire::{EmitError, Protocol, ipv4, ipv6};
 use super::FourTuple;
 use crate::{DropReason, InputOptions, ip};
 
-/// A segment that was accepted by [`input`]: its lengths, header chain and
-/// checksum are right.
+/// A segment accepted by [`input`]: its lengths, header chain and checksum are right.
 #[derive(Clone, Copy, Debug)]
 pub struct Segment<'a> {
-    /// The connection it belongs to, seen from here.
+    /// The connection to which it belongs, as seen from here.
     pub flow: FourTuple,
     /// Fields and options.
     pub header: Header,
-    /// What it carries.
+    /// The payload.
     pub payload: &'a [u8],
     /// Type of service (IPv4) or traffic class (IPv6): DSCP and ECN.
     pub traffic_class: u8,
@@ -45,7 +44,7 @@ impl SegmentInPieces<'_> {
         sequence_len(self.header.flags, self.payload.len())
     }
 
-    /// The same segment without its payload.
+    /// Returns the same segment without its payload.
     pub fn bare(&self) -> Segment<'static> {
         Segment {
             flow: self.flow,
@@ -69,7 +68,7 @@ impl<'a> From<Segment<'a>> for SegmentInPieces<'a> {
 }
 
 impl Segment<'_> {
-    /// The sequence numbers it occupies (SEG.LEN of RFC 9293): payload, SYN and
+    /// The number of sequence numbers it occupies (SEG.LEN of RFC 9293): payload, SYN and
     /// FIN.
     pub fn sequence_len(&self) -> u32 {
         sequence_len(self.header.flags, self.payload.len())
@@ -80,12 +79,12 @@ fn sequence_len(flags: Flags, payload: usize) -> u32 {
     payload as u32 + u32::from(flags.contains(Flags::SYN)) + u32::from(flags.contains(Flags::FIN))
 }
 
-/// Accepts or refuses a segment. `bytes` start at the IP header and hold at
-/// least the datagram; `transport_offset` is where the frame's metadata has the
-/// TCP header. Lengths, header chain and checksums are all checked here.
+/// Accepts or refuses a segment. `bytes` start at the IP header and hold at least the
+/// datagram; `transport_offset` is the offset of the TCP header in the frame's metadata.
+/// This checks lengths, header chain and checksums.
 ///
 /// # Errors
-/// The cause by which the segment dies.
+/// The cause for which the segment is dropped.
 #[inline]
 pub fn input<'a>(
     bytes: &'a [u8],
@@ -101,8 +100,8 @@ pub fn input<'a>(
     )
 }
 
-/// As [`input`], for a segment whose IP header was read elsewhere: `bytes` are
-/// the segment, from its TCP header to its end.
+/// As [`input`], for a segment whose IP header was read elsewhere: `bytes` are the
+/// segment, from its TCP header to its end.
 pub fn input_bare<'a>(
     bytes: &'a [u8],
     addresses: Addresses,
@@ -111,7 +110,8 @@ pub fn input_bare<'a>(
     accept(bytes, addresses, 0, options)
 }
 
-/// As [`input`], of a datagram that may lie in several pieces: its headers must be in the first.
+/// As [`input`], for a datagram that may lie in several pieces: its headers must be in
+/// the first.
 ///
 /// # Errors
 /// As [`input`].
@@ -206,30 +206,29 @@ fn header(
     Ok((header, flow))
 }
 
-/// A segment to be sent, or several of one header (see
-/// [`Outgoing::segment_size`]).
+/// A segment to be sent, or several that share a header (see [`Outgoing::segment_size`]).
 #[derive(Clone, Copy, Debug)]
 pub struct Outgoing<'a> {
-    /// Fields and options of the first segment; PSH and FIN are the last one's.
+    /// Fields and options of the first segment; the last segment carries PSH and FIN.
     pub header: Header,
     /// The payload, in up to two pieces.
     pub payload: [&'a [u8]; 2],
-    /// Payload bytes of a full segment. The payload is longer only where
-    /// [`Config::offload`](super::Config::offload) allows it; the device then
-    /// cuts it into segments of this size.
+    /// Payload bytes of a full segment. The payload is longer only if
+    /// [`Config::offload`](super::Config::offload) allows it; the device then cuts it
+    /// into segments of this size.
     pub segment_size: u16,
     /// Type of service (IPv4) or traffic class (IPv6).
     pub traffic_class: u8,
 }
 
 impl Outgoing<'_> {
-    /// True for several segments of one header.
+    /// True for several segments that share a header.
     #[inline]
     pub fn is_long(&self) -> bool {
         self.payload_len() > usize::from(self.segment_size)
     }
 
-    /// True for one that occupies sequence numbers: with payload, SYN or FIN.
+    /// True for a segment that occupies sequence numbers: with payload, SYN or FIN.
     #[inline]
     pub fn has_sequence(&self) -> bool {
         let flags = self.header.flags;
@@ -244,16 +243,16 @@ impl Outgoing<'_> {
     }
 }
 
-/// The link that a segment leaves by.
+/// The link by which a segment leaves.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Link {
     /// The sending interface's address.
     pub source_mac: MacAddress,
     /// The next hop's address.
     pub destination_mac: MacAddress,
-    /// Hops allowed.
+    /// The hop limit (IPv6) or time to live (IPv4).
     pub hop_limit: u8,
-    /// Who computes the checksum; [`Checksum::None`] is taken for
+    /// The place where the checksum is computed; [`Checksum::None`] counts as
     /// [`Checksum::Software`].
     pub checksum: Checksum,
 }
@@ -277,12 +276,12 @@ pub enum OutputError {
     },
 }
 
-/// Writes Ethernet, IP and TCP headers and the payload at the start of `frame`
-/// and returns how many bytes that were. IPv4 datagrams are sent with
-/// don't-fragment set (RFC 1191).
+/// Writes Ethernet, IP and TCP headers and the payload at the start of `frame`. Returns
+/// the number of bytes written. IPv4 datagrams are sent with don't-fragment set (RFC
+/// 1191).
 ///
 /// With [`Checksum::Offload`] the field gets the sum of the pseudo-header, as
-/// `CHECKSUM_PARTIAL`, virtio-net and AF_XDP want it.
+/// `CHECKSUM_PARTIAL`, virtio-net and AF_XDP require.
 ///
 /// # Errors
 /// See [`OutputError`]; the frame's contents are then undefined.
@@ -320,9 +319,9 @@ pub fn output(
     Ok(needed)
 }
 
-/// Writes Ethernet, IP and TCP headers into the last bytes of `room`, so that they stand
-/// before a payload which has stayed where it was received. Returns how many bytes that
-/// were. [`Link::checksum`] is not asked.
+/// Writes Ethernet, IP and TCP headers into the last bytes of `room`, so that they
+/// precede a payload that stays where it was received. Returns the number of bytes
+/// written. [`Link::checksum`] is ignored.
 ///
 /// # Errors
 /// See [`OutputError`].
@@ -385,14 +384,14 @@ fn write(
     Ok(())
 }
 
-/// The RST that answers a segment no connection owns (RFC 9293 §3.5.2, group 1);
-/// nothing for a segment that is itself an RST.
+/// The RST that answers a segment of no connection (RFC 9293 §3.5.2, group 1); `None` for
+/// a segment that is itself an RST.
 #[must_use]
 pub fn reset_for(segment: &Segment<'_>) -> Option<Outgoing<'static>> {
     reset_to(&segment.header, segment.sequence_len())
 }
 
-/// As [`reset_for`], to a segment that occupies so many sequence numbers.
+/// As [`reset_for`], for a segment that occupies `sequence_len` sequence numbers.
 pub fn reset_to(header: &Header, sequence_len: u32) -> Option<Outgoing<'static>> {
     if header.flags.contains(Flags::RST) {
         return None;

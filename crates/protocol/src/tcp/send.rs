@@ -1,4 +1,4 @@
-//! What may be sent, and when (RFC 9293 §3.7, §3.8; RFC 5681; RFC 6675).
+//! When data may be sent, and how much (RFC 9293 §3.7, §3.8; RFC 5681; RFC 6675).
 
 use core::time::Duration;
 
@@ -12,10 +12,10 @@ use super::{Outgoing, State, Time, microseconds, timestamp};
 use tidewall_wire::tcp::{Flags, Header, Options, SackBlocks, Timestamps, before};
 
 /// How long cork and silly-window avoidance may hold data back (Linux's limit of
-/// `TCP_CORK`; RFC 9293 §3.8.6.2.1 asks for 0.1 to 1 second).
+/// `TCP_CORK`; RFC 9293 §3.8.6.2.1 requires 0.1 to 1 second).
 const HOLD: Duration = Duration::from_millis(200);
 
-/// A time in milliseconds, for what is compared within a short while only.
+/// A time in milliseconds, only for comparisons within a short while.
 #[inline]
 pub(super) fn milliseconds(time: Time) -> u32 {
     time.as_millis() as u32
@@ -27,9 +27,10 @@ impl Connection {
             return;
         }
         let age = microseconds(now).wrapping_sub(self.send.cwnd_stamp);
-        // No retransmission timeout is shorter than its slack: most of the time that
-        // says enough. A window validated without anything sent, and an idle time of
-        // just 71 minutes, at which microseconds wrap, are judged the next time.
+        // No retransmission timeout is shorter than its slack: most of the time that test
+        // suffices. Two cases are judged the next time: a window validated without
+        // anything sent, and an idle time of exactly 71 minutes, at which microseconds
+        // wrap.
         if self.send.una == self.send.nxt
             && self.unsent() > 0
             && age >= self.round_trip.rto_margin
@@ -86,15 +87,15 @@ impl Connection {
         self.send_acknowledgments(now, send);
     }
 
-    /// A sequence number that the peer takes a segment without data by. SND.NXT,
-    /// unless the peer has taken back window that we had used: it then refuses
-    /// what lies beyond the edge, acknowledgments included, and both sides would
-    /// send again for ever (Linux `tcp_acceptable_seq`; a Linux receiver out of
-    /// memory closes its window in this way).
+    /// A sequence number at which the peer accepts a segment without data. It is SND.NXT,
+    /// unless the peer has taken back window that we had used. The peer then refuses
+    /// segments beyond the edge, acknowledgments included, and both sides would send
+    /// again for ever. Linux has `tcp_acceptable_seq`; a Linux receiver out of memory
+    /// closes its window in this way.
     fn acceptable_sequence(&self) -> u32 {
         let edge = self.send.window_end();
         let beyond = self.send.nxt.wrapping_sub(edge);
-        // The window is only known to the precision of its scale.
+        // The window is known only to the precision of its scale.
         if !before(edge, self.send.nxt) || self.scaling && beyond < 1 << self.send.wscale {
             self.send.nxt
         } else {
@@ -109,13 +110,13 @@ impl Connection {
             return;
         }
         while self.pending.has(Pending::ANY_ACKNOWLEDGMENT) || self.receive.duplicate_acks > 0 {
-            // The window must be the same in duplicates, or the peer does not
-            // take them for such (RFC 5681 §2).
+            // The window must be the same in duplicates, or the peer does not recognize
+            // them as duplicates (RFC 5681 §2).
             let duplicates = self.receive.duplicate_acks;
             let mut header =
                 self.header(self.acceptable_sequence(), Flags::ACK, now, duplicates > 0);
             if self.is_framed() {
-                // Here alone: there is no room for them beside a frame.
+                // Only here: there is no room for SACK blocks beside a frame.
                 header.options.sack = self.sack_blocks();
             }
             if !self.give(header, (0, 0), self.send.mss.into(), send) {
@@ -126,8 +127,7 @@ impl Connection {
         }
     }
 
-    /// Sends a probe of the path if there is to be one; false when there was no
-    /// room.
+    /// Sends a probe of the path if one is due; returns false when there was no room.
     #[cold]
     fn send_path_probe(&mut self, now: Time, send: &mut dyn FnMut(&Outgoing<'_>) -> bool) -> bool {
         let Some(length) = self.path_probe_due(now) else {
@@ -141,7 +141,7 @@ impl Connection {
         sent
     }
 
-    /// Sends a planned segment; false when there was no room.
+    /// Sends a planned segment; returns false when there was no room.
     #[inline(always)]
     fn send_plan(
         &mut self,
@@ -191,13 +191,13 @@ impl Connection {
             self.ecn.cwr_sent();
         }
         if length > 0 && self.answers_data(now) {
-            // Data follows data: acknowledgments will have company.
+            // Data follows data: acknowledgments can travel with it.
             self.receive.pingpong = true;
         }
         self.acknowledgment_sent(&header);
         self.send.last_sent = now;
         if left < length {
-            // The device has no room for the rest, PSH and FIN among it.
+            // The device has no room for the rest, which includes PSH and FIN.
             self.note_sent(left, sequence.wrapping_add(left), now);
             return false;
         }
@@ -213,16 +213,16 @@ impl Connection {
         true
     }
 
-    /// Whether a segment carries PSH: the application has pushed what lies in it, or
-    /// half of the largest window has left without (Linux `forced_push`). A burst
-    /// does, so that a receiver's GRO delivers it with the last segment, as Linux.
+    /// Whether a segment carries PSH: the application has pushed data in it, or half of
+    /// the largest window has left without PSH (Linux `forced_push`). A burst does, so
+    /// that a receiver's GRO delivers it with the last segment, as Linux.
     #[inline]
     fn pushes(&self, start: u32, length: u32) -> bool {
         self.send.push_marks.pushes(start, length) || length > self.send.mss.into()
     }
 
-    /// True when the peer's data came so short a while ago that its
-    /// acknowledgment could have waited for the data that is sent now.
+    /// True when the peer's data arrived so recently that its acknowledgment could have
+    /// waited for the data now sent.
     #[inline]
     fn answers_data(&self, now: Time) -> bool {
         let age = milliseconds(now).wrapping_sub(self.receive.last_data);
@@ -275,7 +275,7 @@ impl Connection {
         }
         if opens {
             self.acknowledgment_sent(&header);
-            // What data in the SYN has taken of the window is given back.
+            // Data in the SYN has used part of the window: it is given back.
             let edge = header.acknowledgment.wrapping_add(header.window.into());
             if before(self.receive.rcv_adv, edge) {
                 self.receive.rcv_adv = edge;
@@ -285,7 +285,7 @@ impl Connection {
         }
         self.send.last_sent = now;
         let timeout = if opens {
-            // A listener's answers come at these times.
+            // The answers of a listener leave at these times.
             half_open::timeout(self.send.retries)
         } else {
             self.retransmission_timeout()
@@ -322,8 +322,8 @@ impl Connection {
         true
     }
 
-    /// A segment without payload whose sequence number is old: every receiver
-    /// answers it with what it expects and its window (as Linux). Nobody reads
+    /// Sends a segment without payload whose sequence number is old: every receiver
+    /// answers it with the number it expects and its window (as Linux). Receivers ignore
     /// the rest of such a segment, so it does not count as an acknowledgment.
     #[cold]
     fn send_probe(&mut self, now: Time, send: &mut dyn FnMut(&Outgoing<'_>) -> bool) -> bool {
@@ -335,8 +335,8 @@ impl Connection {
         true
     }
 
-    /// The header of any segment but a SYN. `same_window` keeps the right edge
-    /// where it is.
+    /// The header of any segment except a SYN. `same_window` keeps the right edge where
+    /// it is.
     #[inline]
     fn header(&mut self, sequence: u32, flags: Flags, now: Time, same_window: bool) -> Header {
         Header {
@@ -375,7 +375,7 @@ impl Connection {
         }
     }
 
-    /// The window field. The right edge never moves back (RFC 9293 §3.8.6), and
+    /// The window field. The right edge never moves back (RFC 9293 §3.8.6), and moves
     /// forward only by a good step (receiver's silly-window avoidance, RFC 9293
     /// §3.8.6.2.2).
     #[inline]
@@ -383,7 +383,7 @@ impl Connection {
         let expected = self.next_expected();
         let scale = u32::from(self.receive.wscale);
         let held = self.receive.rcv_adv.wrapping_sub(expected);
-        // A FIN may lie one beyond what was announced.
+        // A FIN may lie one beyond the announced window.
         let held = if held > u32::MAX / 2 { 0 } else { held };
         let unread = self.receive.assembler.unread();
         let room = self.receive.buffer_limit.saturating_sub(unread);
@@ -397,8 +397,8 @@ impl Connection {
             };
             (room >> scale).max(held.div_ceil(1 << scale))
         } else {
-            // Rounded up: rounding down would take back what was promised
-            // (RFC 7323 §2.4).
+            // Rounded up: rounding down would take back part of the announced window (RFC
+            // 7323 §2.4).
             held.div_ceil(1 << scale)
         };
         let window = window.min(u16::MAX.into());
@@ -409,7 +409,7 @@ impl Connection {
         window as u16
     }
 
-    /// The segment that was just sent has carried an acknowledgment.
+    /// Records that the segment just sent carried an acknowledgment.
     #[inline]
     fn acknowledgment_sent(&mut self, header: &Header) {
         if self.pending.has(Pending::ANY_ACKNOWLEDGMENT) && self.receive.quick_acks > 0 {

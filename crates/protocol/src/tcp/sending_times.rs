@@ -1,6 +1,5 @@
-//! For how long there was something to send, and what it waited for: the network,
-//! the peer or the application (`tcpi_busy_time` and its parts; Linux
-//! `tcp_chrono`).
+//! How long there was data to send, and what it waited for: the network, the peer or the
+//! application (`tcpi_busy_time` and its parts; Linux `tcp_chrono`).
 
 use core::time::Duration;
 
@@ -8,25 +7,25 @@ use super::connection::Connection;
 use super::send::milliseconds;
 use super::{State, Time};
 
-/// How long a connection has had data to send, and for what part of that it waited
-/// for something else than the network. To the millisecond, 49 days at most.
+/// How long a connection has had data to send, and how much of that it did not wait for
+/// the network. To the millisecond, 49 days at most.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub struct SendingTimes {
-    /// `tcpi_busy_time`: something that was written was not acknowledged. The other
-    /// two are parts of it.
+    /// `tcpi_busy_time`: written data was not acknowledged. The other two are parts of
+    /// it.
     pub busy: Duration,
     /// `tcpi_rwnd_limited`: the peer's window had no room for the next segment.
     pub window_limited: Duration,
-    /// `tcpi_sndbuf_limited`: all was sent, and a writer had more that the send
-    /// buffer did not take.
+    /// `tcpi_sndbuf_limited`: all data was sent, and the send buffer had refused more
+    /// from a writer.
     pub buffer_limited: Duration,
 }
 
-/// What sending waits for (Linux `enum tcp_chrono`).
+/// The cause for which sending waits (Linux `enum tcp_chrono`).
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Debug, Default)]
 #[repr(u8)]
 pub(super) enum ChronoKind {
-    /// Nothing is to be sent.
+    /// There is nothing to send.
     #[default]
     Idle,
     /// The network.
@@ -46,8 +45,8 @@ impl ChronoKind {
     ];
 }
 
-/// Milliseconds spent in each [`ChronoKind`], by its number; of the present one,
-/// less the time at which it began. Idle time is not counted.
+/// Milliseconds spent in each [`ChronoKind`], by its number. The present one's entry is
+/// reduced by the time at which it began. Idle time is not counted.
 #[derive(Clone, Copy, Debug, Default)]
 pub(super) struct ChronoStats(pub(super) [u32; 4]);
 
@@ -74,7 +73,7 @@ impl ChronoStats {
 }
 
 impl Connection {
-    /// How long there was something to send, and what it waited for.
+    /// Returns how long there was data to send, and what it waited for.
     pub fn sending_times(&self, now: Time) -> SendingTimes {
         let mut stats = self.chrono_stats;
         if self.chrono != ChronoKind::Idle {
@@ -89,7 +88,7 @@ impl Connection {
         }
     }
 
-    /// A segment leaves: only the network limits sending.
+    /// Records that a segment leaves: only the network limits sending.
     #[inline(always)]
     pub(super) fn start_busy(&mut self, now: Time) {
         if self.chrono != ChronoKind::Busy {
@@ -99,7 +98,7 @@ impl Connection {
         }
     }
 
-    /// Nothing is in flight, and nothing waits.
+    /// Records that nothing is in flight, and nothing waits.
     #[inline(always)]
     pub(super) fn end_busy(&mut self, now: Time) {
         if self.chrono != ChronoKind::Idle {
@@ -108,7 +107,7 @@ impl Connection {
         }
     }
 
-    /// After all has left that may.
+    /// Updates the state after all permitted data has left.
     #[inline(always)]
     pub(super) fn update_chrono(&mut self, now: Time) {
         if self.send.write_seq != self.send.nxt || self.no_space {
@@ -142,7 +141,7 @@ impl Connection {
     fn set_chrono(&mut self, chrono: ChronoKind, now: Time) {
         let opening = matches!(self.state, State::SynSent | State::SynReceived);
         if opening && !self.is_fast_opening() {
-            // A SYN is not what an application has to send.
+            // A SYN is not data of the application.
             return;
         }
         self.end_busy(now);

@@ -1,4 +1,4 @@
-//! What is remembered of a segment with data or a FIN once it has left.
+//! Bookkeeping for a segment with data or a FIN once it has left.
 
 use core::time::Duration;
 
@@ -9,14 +9,14 @@ use super::{Time, microseconds, timestamp};
 use tidewall_wire::tcp::before;
 
 impl Connection {
-    /// New bytes up to `end`, `length` of them data, have left.
+    /// Records that new bytes up to `end`, `length` of them data, have left.
     #[inline]
     pub(super) fn note_sent(&mut self, length: u32, end: u32, now: Time) {
         let micros = microseconds(now);
         let first = self.send.nxt;
         self.start_busy(now);
-        // A segment that was not full ends a run, so that what was sent apart is
-        // counted, and retransmitted, apart.
+        // A segment that was not full ends a run, so that data sent separately is
+        // counted, and retransmitted, separately.
         let separate = self.send.snd_sml == first || length == 0;
         if !length.is_multiple_of(self.send.mss.into()) {
             self.send.snd_sml = end;
@@ -51,8 +51,8 @@ impl Connection {
         }
     }
 
-    /// Nothing was in flight for longer than a retransmission timeout: the window
-    /// is what it would be at the beginning, or nearly (RFC 2861 §3).
+    /// Restarts after nothing was in flight for longer than a retransmission timeout. The
+    /// window returns to its initial size, or nearly (RFC 2861 §3).
     #[cold]
     pub(super) fn restart_after_idle(&mut self, idle: Duration, now: Time) {
         let initial = self.initial_window();
@@ -62,8 +62,8 @@ impl Connection {
         self.send.cwnd_stamp = microseconds(now);
     }
 
-    /// The window was not used up for a retransmission timeout: what was never
-    /// used is no longer known to be there (RFC 2861 §3).
+    /// Reduces a window that was not used up for a retransmission timeout: its unused
+    /// part is no longer validated (RFC 2861 §3).
     #[cold]
     pub(super) fn validate_window(&mut self, now: Time) {
         self.send.cwnd_stamp = microseconds(now);
@@ -72,7 +72,7 @@ impl Connection {
         self.congestion.on_application_limited(used, initial);
     }
 
-    /// New bytes have left while something is doubtful.
+    /// Accounts for new bytes sent while data may be lost.
     #[cold]
     fn sent_in_recovery(&mut self, bytes: u32, now: Time) {
         if self.recovery.is_reducing() {
@@ -84,12 +84,12 @@ impl Connection {
         }
     }
 
-    /// Bytes were retransmitted: what was lost, or the tail-loss probe.
+    /// Records a retransmission: lost data, or the tail-loss probe.
     #[cold]
     pub(super) fn note_retransmission(&mut self, start: u32, end: u32, now: Time) {
         let micros = microseconds(now);
         let end = if before(self.send.nxt, end) {
-            // The FIN goes with it for the first time.
+            // The FIN leaves with it for the first time.
             self.note_sent(0, end, now);
             end.wrapping_sub(1)
         } else {
@@ -102,7 +102,7 @@ impl Connection {
             return;
         }
         if self.recovery.frto_new_data {
-            // Nothing new could be sent: F-RTO cannot decide.
+            // No new data could be sent: F-RTO cannot decide.
             self.recovery.frto_new_data = false;
             self.recovery.frto = false;
         }

@@ -1,20 +1,20 @@
-//! What an application asks of its connections before they begin.
+//! Options that an application sets for its connections before they begin.
 
 use core::time::Duration;
 
 use super::{Config, Congestion, Errno, Framing, Keepalive};
 
-/// What connections begin with, of a listener's and of one that connects. `None`,
-/// or false, leaves what the stack has ([`Sysctl`](super::Sysctl)).
+/// Initial options of connections, both those of a listener and one that connects.
+/// `None`, or false, keeps the stack's value ([`Sysctl`](super::Sysctl)).
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub struct StreamOptions {
     /// TCP_NODELAY: small segments are sent at once.
     pub nodelay: bool,
     /// SO_KEEPALIVE and its times: a silent peer is probed.
     pub keepalive: Option<Keepalive>,
-    /// SO_RCVBUF, in bytes that may wait to be read; `None`: it grows as needed.
+    /// SO_RCVBUF, in bytes that may wait to be read; with `None` it grows as needed.
     pub receive_buffer: Option<u32>,
-    /// SO_SNDBUF, in bytes that may wait to be sent and acknowledged; `None`: it
+    /// SO_SNDBUF, in bytes that may wait to be sent and acknowledged; with `None` it
     /// grows as needed.
     pub send_buffer: Option<u32>,
     /// TCP_MAXSEG, 88 to 32,767 bytes of payload and TCP options: announced to the
@@ -24,16 +24,16 @@ pub struct StreamOptions {
     pub syn_retries: Option<u8>,
     /// TCP_USER_TIMEOUT, in milliseconds: how long data may stay unacknowledged.
     pub user_timeout: Option<Duration>,
-    /// TCP_LINGER2, in seconds, two minutes at most: how long FIN-WAIT-2 lasts.
+    /// TCP_LINGER2, in seconds, at most two minutes: how long FIN-WAIT-2 lasts.
     pub fin_timeout: Option<Duration>,
-    /// TCP_NOTSENT_LOWAT, in bytes, from 1 on: more is taken only while less waits
-    /// that was not sent.
+    /// TCP_NOTSENT_LOWAT, in bytes, at least 1: more data is accepted only while less
+    /// than that is unsent.
     pub not_sent_low_water: Option<u32>,
-    /// TCP_CONGESTION: how the congestion window moves.
+    /// TCP_CONGESTION: the congestion control algorithm.
     pub congestion: Option<Congestion>,
-    /// What the connections carry.
+    /// The kind of data on the connections: a stream or frames.
     pub framing: Framing,
-    /// IP_TOS, IPV6_TCLASS: the type of service; its two ECN bits do not count.
+    /// IP_TOS, IPV6_TCLASS: the type of service; its two ECN bits are ignored.
     pub traffic_class: u8,
 }
 
@@ -41,10 +41,10 @@ impl StreamOptions {
     /// The longest time of TCP_LINGER2 (Linux `TCP_FIN_TIMEOUT_MAX`).
     pub const FIN_TIMEOUT_MAX: Duration = Duration::from_secs(120);
 
-    /// Says whether all of them are within their bounds.
+    /// Checks that all options are within their bounds.
     ///
     /// # Errors
-    /// EINVAL for one that is not.
+    /// EINVAL for one that is out of bounds.
     pub fn check(&self) -> Result<(), Errno> {
         let within = self
             .maximum_segment
@@ -55,7 +55,7 @@ impl StreamOptions {
         if within { Ok(()) } else { Err(Errno::INVAL) }
     }
 
-    /// A configuration with these.
+    /// Applies these options to a configuration.
     pub fn apply(&self, config: Config) -> Config {
         let mut config = Config {
             nodelay: self.nodelay,

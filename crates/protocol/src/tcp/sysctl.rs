@@ -1,7 +1,6 @@
-//! Linux's parameters of TCP that the engine has (`net.ipv4.tcp_…`, see
-//! `Documentation/networking/ip-sysctl.rst`): their names, how they are written,
-//! and what they make of a [`Config`]. Who has a network namespace reads them
-//! there.
+//! Linux's parameters of TCP that the engine supports (`net.ipv4.tcp_…`, see
+//! `Documentation/networking/ip-sysctl.rst`): their names, their text format, and the
+//! [`Config`] that they produce. A process with a network namespace reads them there.
 
 use core::time::Duration;
 
@@ -10,9 +9,9 @@ use super::{Config, Congestion, Ecn, FastOpenKeys, Keepalive, MtuProbing};
 /// Why a parameter was not set.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum SysctlError {
-    /// The engine has nothing by that name.
+    /// The engine has no parameter of that name.
     Unknown,
-    /// The text is no value of the parameter.
+    /// The text is not a value of the parameter.
     Value,
 }
 
@@ -38,27 +37,27 @@ pub struct Sysctl {
     pub syn_retries: u8,
     /// `tcp_synack_retries`: SYN-ACKs retransmitted.
     pub syn_ack_retries: u8,
-    /// `tcp_retries2`: times that data is retransmitted.
+    /// `tcp_retries2`: how often data is retransmitted.
     pub retries: u8,
     /// `tcp_orphan_retries`: the same once the application has closed; 0 is 8.
     pub orphan_retries: u8,
-    /// `tcp_slow_start_after_idle`: a window that was not used for a
-    /// retransmission timeout is not trusted.
+    /// `tcp_slow_start_after_idle`: a window that was unused for a retransmission timeout
+    /// is not trusted.
     pub slow_start_after_idle: bool,
-    /// `tcp_notsent_lowat`: bytes not sent above which a socket is not writable.
+    /// `tcp_notsent_lowat`: unsent bytes above which a socket is not writable.
     pub not_sent_low_water: u32,
     /// `tcp_fin_timeout`, in whole seconds: how long FIN-WAIT-2 lasts.
     pub fin_timeout: Duration,
-    /// `tcp_min_tso_segs`: the least that a burst is cut down to, in segments.
+    /// `tcp_min_tso_segs`: the smallest size to which a burst is cut, in segments.
     pub burst_min: u8,
-    /// `tcp_congestion_control`, if the engine has the one that it names.
+    /// `tcp_congestion_control`, if the engine has the named algorithm.
     pub congestion: Option<Congestion>,
-    /// `tcp_keepalive_time`, `tcp_keepalive_intvl` and `tcp_keepalive_probes`: what
-    /// a socket begins with that asks for probes.
+    /// `tcp_keepalive_time`, `tcp_keepalive_intvl` and `tcp_keepalive_probes`: the
+    /// initial values of a socket that asks for probes.
     pub keepalive: Keepalive,
     /// `tcp_fastopen`: flags.
     pub fast_open: u32,
-    /// `tcp_fastopen_key`; without, it is drawn.
+    /// `tcp_fastopen_key`; a random key is drawn if it is not set.
     pub fast_open_keys: Option<FastOpenKeys>,
 }
 
@@ -89,7 +88,7 @@ impl Default for Sysctl {
 }
 
 impl Sysctl {
-    /// Every name that [`Sysctl::set`] knows, less `net.ipv4.`.
+    /// Every name that [`Sysctl::set`] accepts, without `net.ipv4.`.
     pub const NAMES: [&str; 21] = [
         "tcp_rmem",
         "tcp_wmem",
@@ -114,24 +113,25 @@ impl Sysctl {
         "tcp_fastopen_key",
     ];
 
-    /// The parameters as `text` returns each of [`Sysctl::NAMES`]; Linux's default for
-    /// one that has no value there.
+    /// Reads the parameters; `text` returns the value for each of [`Sysctl::NAMES`]. A
+    /// parameter without a value has Linux's default.
     pub fn read(mut text: impl FnMut(&str) -> Option<String>) -> Self {
         let mut sysctl = Self::default();
         for name in Self::NAMES {
             if let Some(value) = text(name) {
-                // What this kernel writes and nobody here knows is its default.
+                // A value of this kernel that the engine does not know counts as the
+                // default.
                 let _ = sysctl.set(name, &value);
             }
         }
         sysctl
     }
 
-    /// Sets one by its name, less `net.ipv4.`, from the text that Linux has for it.
+    /// Sets a parameter by its name, without `net.ipv4.`, from Linux's text format.
     ///
     /// # Errors
-    /// [`SysctlError::Unknown`] for a name that is not one of [`Sysctl::NAMES`],
-    /// [`SysctlError::Value`] for a text that is no value of it.
+    /// [`SysctlError::Unknown`] for a name that is not in [`Sysctl::NAMES`],
+    /// [`SysctlError::Value`] for a text that is not a value of the parameter.
     pub fn set(&mut self, name: &str, text: &str) -> Result<(), SysctlError> {
         let text = text.trim();
         let number = || number(text).ok_or(SysctlError::Value);
@@ -168,8 +168,8 @@ impl Sysctl {
         Ok(())
     }
 
-    /// What connections begin with; the link's part (`mss`, `offload`) is the
-    /// default's. Of `tcp_rmem` half counts, as Linux takes the other half for
+    /// The initial configuration of connections; the link's part (`mss`, `offload`) is
+    /// the default's. Half of `tcp_rmem` counts, as Linux reserves the other half for
     /// overhead; the window scale follows from all of it.
     pub fn config(&self) -> Config {
         Config {
@@ -184,8 +184,8 @@ impl Sysctl {
                 1 => Ecn::Active,
                 _ => Ecn::Passive,
             },
-            // A connection that stands still is worse than one probe, whatever the
-            // namespace says: see docs/deviations.md.
+            // A stalled connection is worse than one probe, whatever the namespace is set
+            // to: see docs/deviations.md.
             mtu_probing: match self.mtu_probing {
                 0 | 1 => MtuProbing::BlackHole,
                 _ => MtuProbing::Always,
@@ -208,7 +208,8 @@ impl Sysctl {
     }
 }
 
-/// Decimal or hexadecimal. A negative number is as large as Linux takes it for.
+/// Parses a decimal or hexadecimal number. A negative number becomes as large as Linux
+/// makes it.
 fn number(text: &str) -> Option<u32> {
     match text.strip_prefix("0x") {
         Some(digits) => u32::from_str_radix(digits, 16).ok(),

@@ -1,6 +1,6 @@
-//! The tail-loss probe (RFC 8985 §7): when acknowledgments stay away, one
-//! segment is sent long before the retransmission timeout, so that what it brings
-//! back lets recovery find what was lost at the end.
+//! The tail-loss probe (RFC 8985 §7). When acknowledgments stay away, one segment is sent
+//! long before the retransmission timeout. Its answer lets recovery find losses at the
+//! end.
 
 use super::acknowledgment::Feedback;
 use super::connection::{Connection, count};
@@ -11,26 +11,26 @@ use super::timers::Timer;
 use super::{State, Time, microseconds};
 use tidewall_wire::tcp::before;
 
-/// The state of the probe; one at a time.
+/// The state of the probe; there is one at a time.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub(super) enum TailProbe {
-    /// None.
+    /// No probe.
     #[default]
     None,
     /// To be sent now.
     Due,
-    /// Sent when SND.NXT was `end` after it, and not acknowledged.
+    /// Sent and not acknowledged; SND.NXT was `end` after it.
     Sent {
         /// SND.NXT.
         end: u32,
-        /// It repeated the last segment, instead of a new one.
+        /// It repeated the last segment instead of sending a new one.
         again: bool,
     },
 }
 
 impl Connection {
-    /// Starts the timer for what is in flight after an acknowledgment: the
-    /// probe's where there may be one, or the retransmission timer.
+    /// Starts the timer for the data in flight after an acknowledgment: the probe's timer
+    /// if a probe is allowed, otherwise the retransmission timer.
     #[inline]
     pub(super) fn start_timer(&mut self, now: Time) {
         if self.send.una == self.send.nxt {
@@ -44,9 +44,9 @@ impl Connection {
         }
     }
 
-    /// Starts it after new data was sent, so that a probe is due so long after
-    /// that; `began` when nothing was in flight before: a timer that ran then was
-    /// for the persist state. That of a SYN or SYN-ACK goes on.
+    /// Starts the timer after new data was sent, so that a probe is due a fixed time
+    /// after that. `began` is set when nothing was in flight before: a timer that ran
+    /// then was for the persist state. The timer of a SYN or SYN-ACK continues.
     #[inline(never)]
     pub(super) fn start_timer_after_sending(&mut self, began: bool, now: Time) {
         if matches!(self.state, State::SynSent | State::SynReceived) {
@@ -69,8 +69,8 @@ impl Connection {
         }
     }
 
-    /// A probe is for a connection that may lack acknowledgments because it has
-    /// nothing more to send, or may not.
+    /// Whether a probe may be sent. It is for a connection that may lack acknowledgments
+    /// because it has nothing more to send, or is not allowed to.
     #[inline]
     fn may_probe(&self) -> bool {
         self.sack && matches!(self.recovery.ca_state, CaState::Open | CaState::Cwr)
@@ -92,8 +92,8 @@ impl Connection {
             .set_micros(Timer::Retransmit, now, u64::from(wait).min(most));
     }
 
-    /// The retransmission timer for what is in flight, from when the first of it
-    /// left if it was not running, or from now.
+    /// Restarts the retransmission timer for the data in flight. It counts from when the
+    /// first of that data left if the timer was not running, otherwise from now.
     #[inline]
     pub(super) fn restart_timer(&mut self, now: Time) {
         let mut wait = self.retransmission_micros();
@@ -107,7 +107,7 @@ impl Connection {
         self.timers.set_micros(Timer::Retransmit, now, wait);
     }
 
-    /// The probe's timer has expired (RFC 8985 §7.3).
+    /// Handles the expired probe timer (RFC 8985 §7.3).
     pub(super) fn probe_timer(&mut self, now: Time) {
         if self.recovery.probe == TailProbe::None {
             self.recovery.probe = TailProbe::Due;
@@ -119,8 +119,8 @@ impl Connection {
         self.restart_timer(now);
     }
 
-    /// The probe: a new segment, whatever the congestion window says, or else the
-    /// last one again.
+    /// The probe: a new segment, whatever the congestion window, or else the last one
+    /// again.
     pub(super) fn plan_probe(&self) -> Option<Plan> {
         let mss = self.payload_max();
         let window_end = self.send.window_end();
@@ -147,13 +147,13 @@ impl Connection {
             again,
         };
         count(&mut self.counters.loss_probes);
-        // From now.
+        // Counted from now.
         self.recovery.rtx_timer = RtxTimer::Retransmission;
         self.restart_timer(now);
     }
 
-    /// What an acknowledgment says of the probe (RFC 8985 §7.4): whether it alone
-    /// repaired a loss, for which the window is then reduced.
+    /// Judges the probe by an acknowledgment (RFC 8985 §7.4): if the probe alone repaired
+    /// a loss, the window is reduced for it.
     pub(super) fn judge_probe(&mut self, acknowledgment: u32, seen: &Feedback) {
         let TailProbe::Sent { end, again } = self.recovery.probe else {
             return;

@@ -1,9 +1,9 @@
-//! Connections in TIME-WAIT (RFC 9293 §3.3.2): what little must be remembered
-//! of each, for a minute.
+//! Connections in TIME-WAIT (RFC 9293 §3.3.2): the little state that must be kept for
+//! each, for a minute.
 //!
-//! All wait equally long, so they leave in the order they came: entries are in
-//! one queue, and a table of places in it finds them. 60 bytes an entry and at
-//! most 8 of the table, IPv6 or not.
+//! All connections wait equally long, so they leave in the order in which they came.
+//! Entries are in one queue, and a hash table of positions finds them. Each entry takes
+//! 60 bytes, IPv4 or IPv6, and at most 8 in the table.
 
 use core::time::Duration;
 use std::collections::VecDeque;
@@ -17,23 +17,23 @@ use super::{FourTuple, Time, TimeWaitEntry, keyed, timestamp};
 /// How long TIME-WAIT lasts (Linux's `TCP_TIMEWAIT_LEN`).
 pub const TIME_WAIT: Duration = Duration::from_secs(60);
 
-/// Time between answers of one connection to segments other than a repeated FIN
-/// (RFC 5961 §7; Linux's `tcp_invalid_ratelimit`). A budget of all connections
-/// would say what others had of it (CVE-2016-5696).
+/// Minimum time between answers of one connection to segments other than a repeated FIN
+/// (RFC 5961 §7; Linux's `tcp_invalid_ratelimit`). A budget shared by all connections
+/// would reveal what others used of it (CVE-2016-5696).
 const ANSWERS_APART: Duration = Duration::from_millis(500);
 
-/// Milliseconds in a tick of [`Compact::deadline`].
+/// Milliseconds per tick of [`Compact::deadline`].
 const TICK: u128 = 10;
 /// Ticks are counted modulo 2^15: 327 s.
 const TICKS: u16 = 0x7fff;
 /// Bit of [`Compact::deadline`]: timestamps are in use.
 const TIMESTAMPS: u16 = 0x8000;
-/// Bit of [`Compact::answered`]: there was an answer.
+/// Bit of [`Compact::answered`]: an answer was sent.
 const ANSWERED: u16 = 0x8000;
 
 /// Positions in the queue are counted modulo 2^31.
 const POSITIONS: u32 = 0x7fff_ffff;
-/// A free place of the table; others hold a position plus one.
+/// A free slot of the table; others hold a position plus one.
 const FREE: u32 = 0;
 
 /// A [`TimeWaitEntry`] in 60 bytes.
@@ -42,7 +42,7 @@ struct Compact {
     local: [u8; 16],
     remote: [u8; 16],
     local_port: u16,
-    /// 0: this entry is gone; it leaves the queue in its turn.
+    /// 0: this entry is deleted; it leaves the queue in its turn.
     remote_port: u16,
     send_next: u32,
     receive_next: u32,
@@ -90,8 +90,8 @@ impl Compact {
         self.remote_port == 0
     }
 
-    /// How long until the deadline; zero when it is past. No deadline is further
-    /// off than [`TIME_WAIT`], so what seems to be is past.
+    /// How long until the deadline; zero when it is past. No deadline is further off than
+    /// [`TIME_WAIT`], so a longer difference means a past one.
     fn left(&self, now: Time) -> Duration {
         let left = (self.deadline & TICKS).wrapping_sub(ticks(now)) & TICKS;
         let left = Duration::from_millis(u64::from(left) * TICK as u64);
@@ -107,7 +107,7 @@ impl Compact {
         self.deadline = self.deadline & TIMESTAMPS | deadline;
     }
 
-    /// Takes note of an answer; false so soon after the last that there is none.
+    /// Records an answer; returns false if the last one was too recent.
     fn may_answer(&mut self, now: Time) -> bool {
         let since = ticks(now).wrapping_sub(self.answered) & TICKS;
         let apart = Duration::from_millis(u64::from(since) * TICK as u64) >= ANSWERS_APART;
@@ -122,7 +122,7 @@ impl Compact {
         (self.deadline & TIMESTAMPS != 0).then_some(self.timestamp_recent)
     }
 
-    /// The acknowledgment that answers what is not acceptable.
+    /// The acknowledgment that answers an unacceptable segment.
     fn acknowledgment(&self, now: Time) -> Outgoing<'static> {
         let timestamps = self.timestamps().map(|echo| Timestamps {
             value: timestamp(now, self.timestamp_offset),
@@ -149,21 +149,21 @@ impl Compact {
     }
 }
 
-/// What became of a segment that may be of a connection in TIME-WAIT.
+/// The result for a segment that may belong to a connection in TIME-WAIT.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum TimeWaitReaction {
-    /// It was, and is dealt with.
+    /// It belonged to one, and was handled.
     Handled,
-    /// A SYN that begins a new connection of the flow, which is forgotten here
-    /// (RFC 6191): to be given to the listener with this initial sequence number
-    /// ([`Listener::input_reusing`](super::Listener::input_reusing)), which is
-    /// beyond all that the earlier connection used.
+    /// A SYN that begins a new connection of the flow; the old one is removed here (RFC
+    /// 6191). The caller passes it to the listener with this initial sequence number
+    /// ([`Listener::input_reusing`](super::Listener::input_reusing)), which is beyond all
+    /// numbers of the earlier connection.
     Reuse(u32),
     /// No connection of the flow is in TIME-WAIT.
     Unknown,
 }
 
-/// Connections in TIME-WAIT; never more than a limit.
+/// Connections in TIME-WAIT, up to a limit.
 #[derive(Debug)]
 pub struct TimeWaitTable {
     key: [u8; 16],
@@ -172,15 +172,15 @@ pub struct TimeWaitTable {
     queue: VecDeque<Compact>,
     /// Position of the queue's first entry.
     first: u32,
-    /// Entries that are not gone.
+    /// Entries that are not deleted.
     live: usize,
     /// Open addressing with linear probing: positions in the queue, plus one.
     places: Vec<u32>,
 }
 
 impl TimeWaitTable {
-    /// A table of at most `limit` connections (1 to 2^24), so of at most 68
-    /// times as many bytes. `key` is a secret, such as
+    /// Creates a table of at most `limit` connections (1 to 2^24), so of at most 68 times
+    /// as many bytes. `key` is a secret, such as
     /// [`Secrets::sequence`](super::Secrets::sequence).
     #[must_use]
     pub fn new(limit: usize, key: [u8; 16]) -> Self {
@@ -204,12 +204,12 @@ impl TimeWaitTable {
         self.live == 0
     }
 
-    /// Takes a connection that has come to TIME-WAIT; one of the same flow is
-    /// replaced. When the table is full the oldest has to go: it is returned, as
-    /// [`TimeWaitTable::expire`] reports others. Up to a sixteenth of the table
-    /// may be taken by connections that went before their turn.
+    /// Inserts a connection that has reached TIME-WAIT; it replaces one of the same flow.
+    /// When the table is full the oldest is removed and returned, as
+    /// [`TimeWaitTable::expire`] reports others. Up to a sixteenth of the table may be
+    /// occupied by connections that were removed early.
     pub fn insert(&mut self, entry: &TimeWaitEntry, now: Time) -> Option<FourTuple> {
-        // A zero port is refused by `input`; here it would mean "gone".
+        // `input` refuses a zero port; here it would mean "deleted".
         if entry.flow.remote.port() == 0 {
             return Some(entry.flow);
         }
@@ -236,16 +236,17 @@ impl TimeWaitTable {
         forgotten
     }
 
-    /// Forgets the connection that has waited longest, before its time: whose flow
-    /// somebody else needs room for.
+    /// Removes the connection that has waited longest, before its time, when its flow's
+    /// space is needed for another.
     pub fn evict(&mut self) -> Option<FourTuple> {
-        // What is gone leaves the front at once.
+        // Deleted entries leave the front at once.
         let oldest = self.queue.front()?.flow();
         self.remove(&oldest);
         Some(oldest)
     }
 
-    /// Forgets a connection; true if it was there. The caller has its flow back.
+    /// Removes a connection; returns true if it was there. The caller owns its flow
+    /// again.
     pub fn remove(&mut self, flow: &FourTuple) -> bool {
         let Some((place, position)) = self.find(flow) else {
             return false;
@@ -259,7 +260,7 @@ impl TimeWaitTable {
         true
     }
 
-    /// Looks whether a segment is of a connection in TIME-WAIT (RFC 9293
+    /// Looks up whether a segment belongs to a connection in TIME-WAIT (RFC 9293
     /// §3.10.7.4, RFC 6191) and answers it.
     ///
     /// An RST is ignored: it must not end TIME-WAIT early (RFC 1337).
@@ -297,10 +298,10 @@ impl TimeWaitTable {
         let end = header.sequence.wrapping_add(segment.sequence_len());
         let expected = end == entry.receive_next;
         if !old && expected && header.flags.contains(Flags::FIN) {
-            // Our last ACK was lost: say it again and wait anew (RFC 9293
-            // §3.10.7.4). What the timestamps show is not older than that.
+            // Our last ACK was lost: send it again and restart the wait (RFC 9293
+            // §3.10.7.4). By its timestamps this segment is not an old duplicate.
             if let Some(theirs) = header.options.timestamps {
-                // Without timestamps in use nobody reads it.
+                // Without timestamps in use nothing reads it.
                 entry.timestamp_recent = theirs.value;
             }
             let mut entry = *entry;
@@ -310,7 +311,7 @@ impl TimeWaitTable {
             return TimeWaitReaction::Handled;
         }
         if !old && expected && segment.sequence_len() == 0 {
-            // An acknowledgment that was on its way.
+            // An acknowledgment that was in transit.
             return TimeWaitReaction::Handled;
         }
         if entry.may_answer(now) {
@@ -324,8 +325,8 @@ impl TimeWaitTable {
         self.queue.front().map(|entry| now + entry.left(now))
     }
 
-    /// Forgets those that have waited long enough; `forgotten` hears of each, so
-    /// that their entries in the driver's table can go.
+    /// Removes the connections that have waited long enough. `forgotten` gets each flow,
+    /// so that its entry in the driver's table can be removed.
     pub fn expire(&mut self, now: Time, forgotten: &mut dyn FnMut(&FourTuple)) {
         while let Some(entry) = self.queue.front().copied() {
             if !entry.is_gone() {
@@ -364,9 +365,9 @@ impl TimeWaitTable {
         self.occupy(place, position);
     }
 
-    /// Puts an entry at the end of the queue, its deadline being the latest. It
-    /// stays where it is when the queue, with those gone, has no room: it has
-    /// waited its minute, and making room for each would cost a pass over all.
+    /// Puts an entry at the end of the queue, since its deadline is the latest. It stays
+    /// where it is if the queue, deleted entries included, has no room. It has waited its
+    /// minute, and making room for each would cost a pass over all.
     fn requeue(&mut self, flow: &FourTuple, entry: Compact) {
         if self.queue.len() < self.limit {
             self.remove(flow);
@@ -378,7 +379,7 @@ impl TimeWaitTable {
         if self.queue.len() < self.limit {
             return None;
         }
-        // A pass over all for a sixteenth of them: 16 steps for each one gained.
+        // A pass over all entries for a sixteenth of them: 16 steps for each slot gained.
         if self.live <= self.queue.len() * 15 / 16 {
             self.compact();
             return None;
@@ -386,7 +387,7 @@ impl TimeWaitTable {
         self.evict()
     }
 
-    /// Takes entries that are gone from the front.
+    /// Removes deleted entries from the front.
     fn drop_gone(&mut self) {
         while self.queue.front().is_some_and(Compact::is_gone) {
             self.queue.pop_front();
@@ -394,7 +395,7 @@ impl TimeWaitTable {
         }
     }
 
-    /// Takes all entries that are gone.
+    /// Removes all deleted entries.
     fn compact(&mut self) {
         self.queue.retain(|entry| !entry.is_gone());
         self.rebuild();
@@ -440,7 +441,7 @@ impl TimeWaitTable {
         }
     }
 
-    /// Place and position of a flow.
+    /// Slot and position of a flow.
     fn find(&self, flow: &FourTuple) -> Option<(usize, u32)> {
         let length = self.places.len();
         let from = self.first_place(flow);
@@ -457,8 +458,8 @@ impl TimeWaitTable {
         None
     }
 
-    /// Frees a place; those that were pushed beyond it move up (Knuth, vol. 3,
-    /// §6.4, algorithm R), so that a search may stop at the first free one.
+    /// Frees a slot; entries that were pushed beyond it move up (Knuth, vol. 3, §6.4,
+    /// algorithm R), so that a search may stop at the first free slot.
     fn vacate(&mut self, mut free: usize) {
         let length = self.places.len();
         let mut place = free;
@@ -473,7 +474,7 @@ impl TimeWaitTable {
             else {
                 break;
             };
-            // May it stand at `free`? Only if that is not before its home.
+            // May it move to `free`? Only if that is not before its home.
             let from_home = place.wrapping_sub(home) & (length - 1);
             let from_free = place.wrapping_sub(free) & (length - 1);
             if from_home >= from_free {

@@ -1,5 +1,5 @@
-//! The timers of a connection: one number each, so that a connection costs its
-//! owner one entry in a timer wheel.
+//! The timers of a connection. Each is one number, so that a connection costs its owner
+//! one entry in a timer wheel.
 
 use core::time::Duration;
 
@@ -8,9 +8,9 @@ use super::Time;
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 #[repr(usize)]
 pub(super) enum Timer {
-    /// Something in flight is not acknowledged (see
-    /// [`RtxTimer`](super::recovery::RtxTimer)), or nothing is in flight and the window,
-    /// Nagle or cork hold data back (persist, RFC 9293 §3.8.6.1).
+    /// Data in flight is not acknowledged (see [`RtxTimer`](super::recovery::RtxTimer)).
+    /// Or nothing is in flight and the window, Nagle or cork hold data back (persist, RFC
+    /// 9293 §3.8.6.1).
     Retransmit = 0,
     /// An acknowledgment has waited long enough.
     Acknowledge = 1,
@@ -18,9 +18,9 @@ pub(super) enum Timer {
     Keepalive = 2,
     /// The end of FIN-WAIT-2 or TIME-WAIT.
     TimeWait = 3,
-    /// Large buffers that have become empty may be given back.
+    /// Large buffers that have become empty may be freed.
     Release = 4,
-    /// What was sent has drained at the pacing rate.
+    /// Sent data has drained at the pacing rate.
     Pace = 5,
 }
 
@@ -41,8 +41,8 @@ pub(super) struct Timers {
     at: [u64; TIMERS.len()],
 }
 
-/// Rounded up: a timer may be late, never early. Half a million years are
-/// enough. Without `as_nanos`, whose division of 128 bits is slow.
+/// Rounds up: a timer may be late, never early. Half a million years suffice. Avoids
+/// `as_nanos`, whose 128-bit division is slow.
 #[inline]
 fn microseconds(time: Time) -> u64 {
     let whole = time.as_secs().saturating_mul(1_000_000);
@@ -65,7 +65,7 @@ impl Timers {
         self.at[timer as usize] = microseconds(now.saturating_add(after)).min(NEVER - 1);
     }
 
-    /// As [`Timers::set`], after so many microseconds.
+    /// As [`Timers::set`], after a number of microseconds.
     #[inline]
     #[expect(
         clippy::indexing_slicing,
@@ -93,7 +93,7 @@ impl Timers {
         self.at[timer as usize] != NEVER
     }
 
-    /// When it expires, if it is running.
+    /// When the timer expires, if it is running.
     #[expect(
         clippy::indexing_slicing,
         reason = "the array has one place per variant"
@@ -103,7 +103,7 @@ impl Timers {
         (at != NEVER).then(|| Duration::from_micros(at))
     }
 
-    /// Stops it if it has expired, and says so.
+    /// Stops the timer if it has expired, and returns whether it had.
     #[expect(
         clippy::indexing_slicing,
         reason = "the array has one place per variant"
@@ -116,7 +116,7 @@ impl Timers {
         expired
     }
 
-    /// When the first expires.
+    /// When the first timer expires.
     #[inline]
     pub(super) fn next(&self) -> Option<Time> {
         let first = self.at.iter().copied().min().unwrap_or(NEVER);

@@ -1,4 +1,4 @@
-//! The wheel against a sorted map.
+//! The wheel compared with a sorted map.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -64,8 +64,8 @@ fn the_farthest_deadline_and_a_wild_number_do_no_harm() {
     assert_eq!(expire(&mut wheel, Duration::MAX), [0]);
 }
 
-/// Keepalive timers of many idle connections cost few wake-ups: who sleeps
-/// until [`Wheel::next`] wakes a few times for each tick that has timers.
+/// Keepalive timers of many idle connections cost few wake-ups. A thread that sleeps
+/// until [`Wheel::next`] wakes only a few times per tick that has timers.
 #[test]
 fn a_sleeper_wakes_seldom_for_far_timers() {
     let mut wheel = Wheel::default();
@@ -87,7 +87,7 @@ enum Step {
     Arm(u32, u64),
     Cancel(u32),
     Advance(u64),
-    /// To where the wheel itself says.
+    /// To the time that the wheel itself reports.
     Next,
 }
 

@@ -1,8 +1,8 @@
 //! UDP (RFC 768; RFC 1122 §4.1; over IPv6 RFC 8200 §8.1).
 //!
-//! [`input`] runs once a datagram in the receiver's own context: it allocates
-//! nothing and touches each byte once, for the checksum. [`output()`] writes a
-//! whole Ethernet frame.
+//! [`input`] runs once per datagram in the receiver's own context. It allocates nothing
+//! and touches each byte once, for the checksum. [`output()`] writes a whole Ethernet
+//! frame.
 
 mod output;
 #[cfg(test)]
@@ -22,15 +22,15 @@ pub use tidewall_wire::udp::Checksum;
 /// A datagram that was accepted.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Datagram {
-    /// Who sent it. An IPv6 scope id is zero: the caller knows the interface.
+    /// The sender. An IPv6 scope id is zero: the caller knows the interface.
     pub source: SocketAddr,
-    /// The local address and port it was sent to.
+    /// The local address and port to which it was sent.
     pub destination: SocketAddr,
-    /// Where its payload lies in the bytes given to [`input`].
+    /// Position of its payload in the bytes passed to [`input`].
     pub payload: Range<usize>,
     /// Type of service (IPv4) or traffic class (IPv6): DSCP and ECN.
     pub traffic_class: u8,
-    /// Hops that were left.
+    /// Remaining hops.
     pub hop_limit: u8,
 }
 
@@ -50,14 +50,13 @@ fn verify_checksum(
     }
 }
 
-/// Accepts or refuses a datagram. `bytes` start at the IP header and hold at
-/// least the datagram; `transport_offset` is where the frame's metadata has the
-/// UDP header. Lengths, header chain and checksums are all checked here.
+/// Accepts or refuses a datagram. `bytes` start at the IP header and hold at least the
+/// datagram; `transport_offset` is the offset of the UDP header in the frame's metadata.
+/// This checks lengths, header chain and checksums.
 ///
-/// A datagram whose UDP length is shorter than the IP payload is taken, the rest
-/// left out, as Linux does. Source port zero is taken too (RFC 768: no answer
-/// wanted).
-// Called, it costs a sixth of what receiving a datagram does.
+/// A datagram whose UDP length is shorter than the IP payload is accepted without the
+/// rest, as by Linux. Source port zero is accepted too (RFC 768: no answer wanted).
+// As a function call, it costs a sixth of the time to receive a datagram.
 #[inline(always)]
 pub fn input(
     bytes: &[u8],
@@ -65,7 +64,7 @@ pub fn input(
     options: &InputOptions,
 ) -> Result<Datagram, DropReason> {
     let received = ip::input(bytes, transport_offset, [Protocol::UDP; 2])?;
-    // With fewer than eight bytes the lengths contradict just as well.
+    // With fewer than eight bytes the lengths contradict each other just as well.
     let packet = Packet::new(received.transport).map_err(|_| DropReason::UdpLength)?;
     let (source_port, destination_port) = (packet.source_port(), packet.destination_port());
     let (source, destination) = match received.addresses {

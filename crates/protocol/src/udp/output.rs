@@ -14,7 +14,7 @@ pub const HEADERS_V4: usize = ethernet::HEADER_LEN + ipv4::HEADER_LEN + udp::HEA
 /// Bytes before the payload of a datagram over IPv6: Ethernet, IP and UDP.
 pub const HEADERS_V6: usize = ethernet::HEADER_LEN + ipv6::HEADER_LEN + udp::HEADER_LEN;
 
-/// Everything about a datagram to be sent but its payload.
+/// Everything about a datagram to be sent except its payload.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Output {
     /// The sending interface's address.
@@ -27,12 +27,12 @@ pub struct Output {
     pub destination: SocketAddr,
     /// Type of service (IPv4) or traffic class (IPv6).
     pub traffic_class: u8,
-    /// Hops allowed.
+    /// The hop limit (IPv6) or time to live (IPv4).
     pub hop_limit: u8,
     /// IPv4's identification; may always be zero, since the datagram is sent
     /// with don't-fragment set (RFC 6864 §4.1). Not used for IPv6.
     pub identification: u16,
-    /// Who computes the UDP checksum.
+    /// The place where the UDP checksum is computed.
     pub checksum: Checksum,
 }
 
@@ -42,10 +42,10 @@ pub enum OutputError {
     /// Source and destination are of different families.
     #[error("source and destination differ in address family")]
     AddressFamily,
-    /// The payload is longer than the protocol allows.
+    /// The payload is longer than the protocol permits.
     #[error("the payload is over {limit} bytes")]
     MessageTooLong {
-        /// The most bytes of payload.
+        /// The largest payload in bytes.
         limit: usize,
     },
     /// The frame is too short for headers and payload.
@@ -62,7 +62,7 @@ pub enum OutputError {
 }
 
 impl OutputError {
-    /// The errno that a Linux socket gives in this case.
+    /// The errno that a Linux socket returns in this case.
     #[must_use]
     pub const fn errno(self) -> i32 {
         match self {
@@ -73,14 +73,14 @@ impl OutputError {
     }
 }
 
-/// Writes Ethernet, IP and UDP headers and the payload at the start of `frame`
-/// and returns how many bytes that were.
+/// Writes Ethernet, IP and UDP headers and the payload at the start of `frame`. Returns
+/// the number of bytes written.
 ///
-/// IPv4 datagrams are sent with don't-fragment set, as Linux does by default
-/// (`IP_PMTUDISC_WANT`); keeping to the path MTU is the caller's duty, and so is
-/// the destination port, which Linux does not let be zero. The flow label is
-/// zero. With [`Checksum::Offload`] the field gets the sum of the pseudo-header,
-/// as `CHECKSUM_PARTIAL` and AF_XDP's `XDP_TXMD_FLAGS_CHECKSUM` want it.
+/// IPv4 datagrams are sent with don't-fragment set, as by Linux's default
+/// (`IP_PMTUDISC_WANT`). The caller must keep to the path MTU, and must check the
+/// destination port, which Linux does not permit to be zero. The flow label is zero. With
+/// [`Checksum::Offload`] the field gets the sum of the pseudo-header, as
+/// `CHECKSUM_PARTIAL` and AF_XDP's `XDP_TXMD_FLAGS_CHECKSUM` require.
 #[inline]
 pub fn output(frame: &mut [u8], output: &Output, payload: &[u8]) -> Result<usize, OutputError> {
     let headers = headers_len(output);
@@ -93,7 +93,7 @@ pub fn output(frame: &mut [u8], output: &Output, payload: &[u8]) -> Result<usize
             place.copy_from_slice(payload);
             output_around(frame, output, payload.len())
         }
-        // Which error it is depends on more than the frame.
+        // The error depends on more than the frame.
         None => match output_around(frame, output, payload.len()) {
             Ok(_) => Err(OutputError::FrameTooSmall {
                 needed: headers.saturating_add(payload.len()),
@@ -104,8 +104,8 @@ pub fn output(frame: &mut [u8], output: &Output, payload: &[u8]) -> Result<usize
     }
 }
 
-/// As [`output`], for a payload of `payload_len` bytes that already lies in the
-/// frame, behind the headers: at [`HEADERS_V4`] or [`HEADERS_V6`].
+/// As [`output`], for a payload of `payload_len` bytes that is already in the frame,
+/// after the headers: at [`HEADERS_V4`] or [`HEADERS_V6`].
 #[inline]
 pub fn output_around(
     frame: &mut [u8],

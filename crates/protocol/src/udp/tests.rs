@@ -1,5 +1,5 @@
-//! The exchanges of a UDP engine with a peer: what we send is what a peer
-//! accepts, and what a hostile peer sends is refused by its name.
+//! A UDP engine and a peer: the peer accepts what we send, and the engine refuses a
+//! hostile packet with the right cause.
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
@@ -39,7 +39,7 @@ fn v6() -> Output {
     template("[2001:db8::1]:5000", "[2001:db8::2]:7")
 }
 
-/// The frame as the peer gets it.
+/// The frame as the peer receives it.
 fn sent(out: &Output, payload: &[u8]) -> Vec<u8> {
     let mut frame = vec![0xaa; 2048];
     let length = output(&mut frame, out, payload).unwrap();
@@ -52,7 +52,7 @@ fn datagram(out: &Output, payload: &[u8]) -> Vec<u8> {
     sent(out, payload).split_off(LINK)
 }
 
-/// Gives an IPv4 header its checksum again after a change.
+/// Recomputes the checksum of an IPv4 header after a change.
 fn mend_v4(bytes: &mut [u8]) {
     let header_len = usize::from(bytes[0] & 0xf) * 4;
     bytes[10..12].fill(0);
@@ -131,7 +131,7 @@ fn link_padding_and_bytes_after_the_udp_length_are_left_out() {
     bytes.resize(46, 0);
     assert_eq!(input(&bytes, 20, &WIRE).unwrap().payload, 28..30);
 
-    // An IP payload longer than UDP says: RFC 768 does not forbid it.
+    // An IP payload longer than the UDP length: RFC 768 does not forbid it.
     let mut bytes = datagram(&v4(), b"hi");
     bytes.extend(b"trailer");
     bytes[3] += 7;

@@ -1,4 +1,4 @@
-//! SYN cookies: what they keep, how long they live, that none can be forged.
+//! SYN cookies: what they encode, how long they are valid, and that none can be forged.
 
 use super::*;
 use proptest::prelude::*;
@@ -11,7 +11,7 @@ fn cookies() -> Cookies {
 fn flows() -> impl Strategy<Value = FourTuple> {
     (any::<bool>(), any::<u128>(), 1u16..).prop_map(|(six, address, port)| {
         let address: IpAddr = if six {
-            // No mapped one: those are IPv4.
+            // Not a mapped address: those are IPv4.
             std::net::Ipv6Addr::from(address | 1 << 125).into()
         } else {
             std::net::Ipv4Addr::from(address as u32).into()
@@ -62,12 +62,12 @@ proptest! {
         let named = mss.unwrap_or(if flow.remote.is_ipv4() { 536 } else { 1220 });
         prop_assert!(handshake.mss <= named && handshake.mss * 3 >= named.min(8940));
         prop_assert_eq!(handshake.sack, answer.options.sack_permitted);
-        // As everything but the maximum segment size, only in a timestamp.
+        // Like everything except the maximum segment size, only with a timestamp.
         prop_assert_eq!(handshake.ecn, ecn && clock.is_some());
         prop_assert_eq!(answer.flags.contains(Flags::ECE), handshake.ecn);
         let kept = scale.filter(|_| clock.is_some()).map(|scale| scale.min(14));
         prop_assert_eq!(handshake.window_scale, kept);
-        // Our timestamps never go back, whatever the answer's carried.
+        // Our timestamps never go back, whatever the answer carried.
         if let Some(sent) = answer.options.timestamps {
             let next = timestamp(then, handshake.timestamp_offset);
             prop_assert!((next.wrapping_sub(sent.value) as i32) >= 0);
@@ -84,7 +84,7 @@ proptest! {
         let ack = ack_of(flow, &answer);
         prop_assert!(cookies.check(&ack, now + Duration::from_secs(64)).is_some());
         prop_assert!(cookies.check(&ack, now + LIFETIME).is_none());
-        // Nor from a time to come.
+        // A cookie from the future is invalid as well.
         if at >= 128 {
             prop_assert!(cookies.check(&ack, now - LIFETIME).is_none());
         }
@@ -148,7 +148,7 @@ fn cookies_count_only_while_some_are_out() {
     let flow = client(1, 1000);
     let answer = cookies().answer(&syn(flow, 5), START).unwrap().header;
     let ack = ack_of(flow, &answer);
-    // None was sent: a lucky guess would be no use.
+    // No cookie was sent: a lucky guess is of no use.
     let (reaction, sent) = give(&mut listener, &ack, START);
     assert!(matches!(reaction, Reaction::Dropped(_)), "{reaction:?}");
     assert_eq!(sent[0].1.flags, Flags::RST);

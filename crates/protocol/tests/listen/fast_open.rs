@@ -31,7 +31,7 @@ fn syn_with(flow: FourTuple, option: FastOpen, payload: &'static [u8]) -> Segmen
     syn
 }
 
-/// Asks for a cookie.
+/// Requests a cookie.
 fn obtain(listener: &mut Listener, flow: FourTuple, request: FastOpen) -> Option<FastOpen> {
     let (reaction, sent) = give(listener, &syn_with(flow, request, b""), START);
     assert_eq!(reaction, Reaction::HalfOpen(flow));
@@ -55,7 +55,7 @@ fn a_cookie_is_given_and_opens_a_connection() {
         let cookie = obtain(&mut listener, client(1, 1000), request).unwrap();
         assert_eq!(cookie.cookie().len(), 8);
         assert_eq!(cookie.is_experimental(), experimental);
-        // It is the address's, not the port's.
+        // The cookie belongs to the address, not the port.
         let flow = client(1, 1001);
         let syn = syn_with(flow, cookie, b"request");
         let (reaction, sent) = give(&mut listener, &syn, START);
@@ -91,7 +91,7 @@ fn another_address_has_another_cookie() {
     for other in [client(2, 1000), six] {
         let (reaction, sent) = give(&mut listener, &syn_with(other, cookie, b"data"), START);
         assert_eq!(reaction, Reaction::HalfOpen(other));
-        // The SYN alone is acknowledged, and the right cookie is reported.
+        // Only the SYN is acknowledged, and the right cookie is reported.
         assert_eq!(sent[0].1.acknowledgment, 501);
         let right = sent[0].1.options.fast_open().unwrap();
         assert_ne!(right, cookie);

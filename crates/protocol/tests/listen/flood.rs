@@ -15,7 +15,7 @@ impl Random {
     }
 }
 
-/// A client that answers what it is sent, and whether it got in.
+/// A client that answers the segments it receives. Returns whether it connected.
 fn connect(listener: &mut Listener, flow: FourTuple, now: Duration) -> bool {
     let (_, sent) = give(listener, &syn(flow, flow.remote.port().into()), now);
     let Some((_, answer)) = sent.first() else {
@@ -34,7 +34,7 @@ fn a_million_syns_cost_no_more_than_the_queue_and_keep_nobody_out() {
     let (mut tried, mut entered, mut most) = (0, 0, 0);
     let mut last = START;
     for number in 0..SYNS {
-        // 100,000 a second for ten seconds.
+        // 100,000 per second for ten seconds.
         let now = START + Duration::from_micros(10) * number;
         let source = random.next();
         let remote = SocketAddr::new(
@@ -54,7 +54,7 @@ fn a_million_syns_cost_no_more_than_the_queue_and_keep_nobody_out() {
     assert_eq!(most, 256);
     assert!(listener.sends_cookies() && listener.takes_cookies());
     assert_eq!((tried, entered), (1000, 1000));
-    // When it ends, everything is as before.
+    // When it ends, the listener works as before.
     run_timers(&mut listener, last + 300 * SECOND);
     assert_eq!(listener.half_open_len(), 0);
     assert!(!listener.sends_cookies() && !listener.takes_cookies());
@@ -76,20 +76,20 @@ fn one_prefix_gets_no_more_than_its_share() {
             flow(SocketAddr::new(address, 1024 + (number % 60_000) as u16))
         };
         for number in 0..100_000 {
-            // A thousand a second.
+            // A thousand per second.
             let now = START + Duration::from_millis(1) * number;
             give(&mut listener, &syn(abuser(number), number), now);
             run_timers(&mut listener, now);
             assert!(listener.half_open_len() <= 32, "its share is an eighth");
         }
-        // Everybody else is remembered as ever: no cookie, all options kept.
+        // All other clients get an ordinary handshake: no cookie, all options kept.
         let now = START + 100 * SECOND;
         let other = client(1, 1000);
         let (reaction, _) = give(&mut listener, &syn(other, 1), now);
         assert_eq!(reaction, Reaction::HalfOpen(other));
-        // And an honest neighbour of the abuser's gets in by cookie.
+        // An honest neighbour of the attacker connects by cookie.
         assert!(connect(&mut listener, abuser(3), now));
-        // So many of them are an attack that the driver is to deal with.
+        // So many SYNs are an attack that the driver must handle.
         assert!(listener.sends_cookies());
     }
 }
@@ -123,7 +123,7 @@ fn half_open_connections_leave_sooner_when_there_are_many() {
         lives
     };
     assert_eq!(lives(&mut listener, 10), HashMap::from([(63, 10)]));
-    // 33 of 64 go after seven seconds; the rest may stay.
+    // 33 of 64 are dropped after seven seconds; the rest may stay.
     let crowded = lives(&mut listener, 64);
     assert_eq!(crowded, HashMap::from([(7, 32), (63, 32)]));
 }

@@ -1,4 +1,4 @@
-//! Fuzz targets: any segments at any times, as bytes say.
+//! Fuzz targets: any segments at any times, as the input bytes determine.
 
 use std::collections::HashSet;
 
@@ -14,7 +14,7 @@ const TIME: Duration = Duration::from_millis(500);
 struct Step {
     flow: FourTuple,
     flags: Flags,
-    /// Small distances from what is right, now and then far.
+    /// Usually a small distance from the right value, sometimes a large one.
     sequence: u32,
     acknowledgment: u32,
     options: Options,
@@ -22,7 +22,7 @@ struct Step {
     waiting: usize,
 }
 
-/// One that the server has made, a wrong one, or a request for one.
+/// A cookie that the server has made, a wrong one, or a request for one.
 fn cookie(source: u8, which: u8) -> FastOpen {
     let flow = client(u32::from(source) << 6, 1);
     match which % 4 {
@@ -86,7 +86,7 @@ fn fuzz_listener() {
                 keys: KEYS,
                 without_cookie: false,
             }));
-            // Connections that SYNs have opened.
+            // Connections opened by SYNs.
             let mut opening = 0;
             let mut now = START;
             // The flows that the caller has in the driver's table.

@@ -1,4 +1,4 @@
-//! Handshakes without an attack, and segments that are out of place.
+//! Handshakes without an attack, and segments out of place.
 
 use super::*;
 use tidewall_protocol::DropReason;
@@ -127,7 +127,8 @@ fn an_answer_is_repeated_with_backoff_and_then_forgotten() {
     }
     assert_eq!(forgotten, [flow]);
     assert_eq!(listener.half_open_len(), 0);
-    // Acknowledged after a repetition, the round trip is ambiguous (RFC 6298 §3).
+    // If it is acknowledged after a repetition, the round trip is ambiguous (RFC 6298
+    // §3).
     give(&mut listener, &syn(flow, 500), START + 100 * SECOND);
     let (sent, _) = run_timers(&mut listener, START + 101 * SECOND);
     let (reaction, _) = give(
@@ -157,7 +158,7 @@ fn a_repeated_syn_is_answered_alike_but_not_without_end() {
         }
     }
     assert_eq!(answers, 1);
-    // Nor is its life prolonged.
+    // Its life is not prolonged either.
     for second in 1..100 {
         let now = START + SECOND * second;
         give(&mut listener, &syn(flow, 500), now);
@@ -233,7 +234,7 @@ fn a_wrong_acknowledgment_is_reset_and_the_right_one_still_taken() {
         let (reaction, _) = give(&mut listener, &segment, START);
         assert_eq!(reaction, Reaction::Dropped(DropReason::TcpHalfOpen));
     }
-    // With data beyond a lost ACK it completes the handshake all the same.
+    // With data beyond a lost ACK it still completes the handshake.
     let mut data = ack;
     data.header.sequence = 501 + 1448;
     data.payload = b"later data";
@@ -286,7 +287,7 @@ fn with_a_full_accept_queue_nothing_begins_or_completes() {
     let ack = ack_of(one, &first[0].1);
     assert_eq!(give(&mut listener, &ack, START).0, overflow);
     assert_eq!(give(&mut listener, &syn(two, 1), START).0, overflow);
-    // The answer comes again, and its ACK when there is room.
+    // The answer is repeated, and so is its ACK once there is room.
     listener.set_accept_queue(1, 2);
     let (sent, _) = run_timers(&mut listener, START + SECOND);
     assert_eq!(sent.len(), 1);
@@ -337,7 +338,7 @@ fn an_icmp_error_that_quotes_our_answer_ends_a_half_open_connection() {
     assert_eq!(listener.icmp_error(&reported), Reaction::Forgotten(flow));
     assert_eq!(listener.half_open_len(), 0);
     assert_eq!(listener.next_timeout(), None);
-    // What its peer says now is of nothing.
+    // Later segments of its peer belong to no connection.
     let (_, sent) = give(&mut listener, &ack_of(flow, &sent[0].1), START);
     assert_eq!(sent[0].1.flags, Flags::RST);
 }
@@ -382,7 +383,7 @@ fn an_answer_that_is_sent_again_goes_where_its_syn_came_from() {
     };
     let now = START + SECOND;
     assert_eq!(again(&mut listener, now), [(one, 11), (two, 22)]);
-    // A SYN that comes another way says that the way has changed.
+    // A SYN that arrives by another path shows that the path has changed.
     listener.set_origin(33);
     give(&mut listener, &syn(one, 500), now + SECOND);
     assert_eq!(
@@ -414,7 +415,7 @@ fn a_deferred_connection_waits_for_data_or_its_time() {
             panic!("{reaction:?}")
         };
         assert_eq!(handshake.round_trip, None, "the time is the client's");
-        // Only the last timeout asks the silent one for another acknowledgment.
+        // Only the last timeout asks the silent client for another acknowledgment.
         let end = START + Duration::from_secs(defer_accept::seconds_of(timeouts) as u64);
         let (sent, _) = run_timers(&mut listener, end);
         let times: Vec<_> = sent.iter().map(|it| it.0).collect();

@@ -1,5 +1,5 @@
-//! The listening side of TCP: handshakes, floods, cookies, TIME-WAIT; clients
-//! are written by hand.
+//! The listening side of TCP: handshakes, floods, cookies, TIME-WAIT. The clients are
+//! written by hand.
 
 mod cookie;
 mod fast_open;
@@ -108,7 +108,7 @@ fn ack_of(flow: FourTuple, answer: &Header) -> Segment<'static> {
     )
 }
 
-/// Gives the listener a segment; also what it sent.
+/// Passes the listener a segment; also returns what it sent.
 fn give(
     listener: &mut Listener,
     segment: &Segment<'_>,
@@ -123,7 +123,8 @@ fn give(
     (reaction, sent)
 }
 
-/// What the listener sends and forgets by its timers until a time.
+/// The segments that the listener sends, and the flows that it drops, by its timers until
+/// a time.
 fn run_timers(
     listener: &mut Listener,
     until: Duration,

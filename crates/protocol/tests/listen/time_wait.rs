@@ -109,7 +109,7 @@ fn no_reset_ends_it_early() {
         }
     }
     assert_eq!(table.len(), 1);
-    // RFC 1337's way: an old segment provokes an ACK, the ACK an RST.
+    // The attack of RFC 1337: an old segment provokes an ACK, the ACK an RST.
     let old = segment(flow, Flags::ACK, 12, 12, Options::default());
     let (_, sent) = give(&mut table, &old, START);
     let reset = segment(
@@ -178,13 +178,13 @@ fn answers_to_what_is_out_of_place_are_bounded() {
             .sum::<usize>()
     };
     assert_eq!(answers(flow, START), 1);
-    // What one had says nothing of another (CVE-2016-5696).
+    // Answers of one connection reveal nothing about another (CVE-2016-5696).
     assert_eq!(answers(other, START), 1);
     let half = Duration::from_millis(500);
     assert_eq!(answers(flow, START + half - Duration::from_millis(10)), 0);
     assert_eq!(answers(flow, START + half), 1);
     assert_eq!(answers(flow, START + SECOND), 1);
-    // An acknowledgment in place needs none.
+    // An acceptable acknowledgment needs no answer.
     let fine = segment(
         flow,
         Flags::ACK,
@@ -206,7 +206,7 @@ fn a_full_table_forgets_the_oldest() {
         assert!(table.len() <= 1000);
     }
     assert_eq!(forgotten, flows[..2000]);
-    // Gaps of those that went early are found again.
+    // The gaps of entries removed early are reused.
     for &flow in &flows[2400..2500] {
         assert!(table.remove(&flow));
     }
@@ -217,7 +217,7 @@ fn a_full_table_forgets_the_oldest() {
     assert_eq!(table.len(), 1000);
 }
 
-/// Against a plain model: any order of coming, going and repeating.
+/// Compared with a plain model: any order of insertion, removal and repetition.
 #[test]
 fn the_table_finds_what_is_in_it_and_nothing_else() {
     use std::collections::HashMap;

@@ -1,5 +1,5 @@
-//! Connections of frames (ACP): whole frames in every segment, whatever the link and
-//! the windows do; and what is no frame.
+//! Connections of frames (ACP): whole frames in every segment, whatever the link and the
+//! windows do; and bytes that are not frames.
 
 use std::time::Duration;
 
@@ -22,7 +22,7 @@ const HOUR: Duration = Duration::from_secs(3600);
 fn framed(config: Config) -> Config {
     Config {
         framing: Framing::Acp,
-        // As the handshake would have it.
+        // As the handshake would set it.
         timestamps: false,
         ..config
     }
@@ -57,7 +57,7 @@ fn assert_whole(link: &Link) {
 
 #[test]
 fn both_ends_agree_and_frames_come_as_they_were_sent() {
-    // Empty ones, too, and one that just fills a segment.
+    // Also empty frames, and one that exactly fills a segment.
     let there = frames(&[0, 5, 1456, 1, 0, 700, 700, 700], 1);
     let back = frames(&[3, 0, 1456, 1456], 2);
     let hosts = [
@@ -92,7 +92,7 @@ fn a_peer_that_does_not_agree_is_reset() {
     assert_eq!(reset[0].header.flags, RST);
     assert_eq!(reset[0].header.sequence, OURS.wrapping_add(1));
     assert_eq!(peer.engine.take_error(), Some(Errno::PROTONOSUPPORT));
-    // Another version is none.
+    // Another version counts as none.
     let mut peer = Peer::connecting(&framed(plain()));
     peer.sent();
     let mut answer = peer.header(both(SYN, ACK));
@@ -100,7 +100,7 @@ fn a_peer_that_does_not_agree_is_reset() {
     answer.options = Options::default().with_acp(Some(VERSION + 1));
     peer.give_header(answer, b"");
     assert_eq!(peer.engine.take_error(), Some(Errno::PROTONOSUPPORT));
-    // Where it need not say so, it is taken for one that does.
+    // If the option is not required, a peer without it is accepted.
     let mut peer = Peer::connecting(&Config {
         framing: Framing::AcpUnconfirmed,
         ..plain()
@@ -117,7 +117,7 @@ fn a_listener_for_frames_refuses_what_does_not_ask_for_them() {
     let mut link = Link::listening([stream(), host(Config::default(), vec![])], FAIR, 1);
     link.run_for(ms(100));
     assert_eq!(link.hosts[0].error, Some(Errno::CONNREFUSED));
-    // Unless it may be an end over a kernel's TCP.
+    // Unless the peer may be an end over a kernel TCP socket.
     let mut unconfirmed = host(Config::default(), vec![]);
     unconfirmed.config.framing = Framing::AcpUnconfirmed;
     let mut link = Link::listening([stream(), unconfirmed], FAIR, 1);
@@ -126,7 +126,7 @@ fn a_listener_for_frames_refuses_what_does_not_ask_for_them() {
     assert_eq!((link.hosts[0].error, link.hosts[1].error), (None, None));
     let trace = link.trace.as_deref().unwrap();
     assert!(trace.iter().all(|it| it.2.header.options.acp().is_none()));
-    // One for streams does not know the option.
+    // An end for streams does not know the option.
     let mut link = Link::listening([host(Config::default(), vec![]), stream()], FAIR, 1);
     link.run_for(ms(100));
     assert_eq!(link.hosts[0].error, Some(Errno::PROTONOSUPPORT));
@@ -178,7 +178,7 @@ fn a_cookie_agrees_too() {
 
 // ---- Sending ------------------------------------------------------------------
 
-/// With a peer that does without SACK.
+/// With a peer without SACK.
 fn connected() -> Peer {
     Peer::established(&Config {
         sack: false,
@@ -218,7 +218,7 @@ fn small_frames_share_a_segment_and_none_is_cut() {
         write(&mut peer, 296);
     }
     assert_eq!(sent(&mut peer), [(200, 900), (1100, 600)]);
-    // and what more follows is waited for.
+    // and a frame announced as followed by more waits.
     let more = peer.engine.write_frame(&[&b"first"[..]], true);
     assert_eq!((more, sent(&mut peer)), (Ok(()), vec![]));
     assert_eq!(
@@ -226,7 +226,7 @@ fn small_frames_share_a_segment_and_none_is_cut() {
         Ok(())
     );
     assert_eq!(sent(&mut peer), [(1700, 19)]);
-    // A segment is the most.
+    // A segment is the limit.
     assert_eq!(peer.engine.frame_max(), 996);
     let long = vec![7; 997];
     assert_eq!(
@@ -277,7 +277,8 @@ fn a_window_that_is_too_small_for_a_frame_is_closed() {
     peer.window = 500;
     peer.give(ACK, 0, 300, b"");
     assert_eq!(sent(&mut peer), []);
-    // It is probed with an old number and no byte, for as long as it is answered.
+    // It is probed with an old number and without payload, as long as the probes are
+    // answered.
     for _ in 0..40 {
         peer.wait_for_timer();
         let probe = peer.sent();
@@ -327,8 +328,8 @@ fn frames_between_sack_blocks_are_sent_again_whole() {
     }
     let all = [0, 800, 1600, 2400, 3200, 4000].map(|offset| (offset, 800));
     assert_eq!(sent(&mut peer), all);
-    // Two segments are lost, and the second frame of the fourth. A block that is no segment
-    // counts for nothing, as in Linux, so all of that comes again.
+    // Two segments are lost, and the second frame of the fourth. A block that is not a
+    // whole segment is ignored, as in Linux, so all of that is retransmitted.
     let wire = |offset: u32| OURS.wrapping_add(1 + offset);
     let mut again = Vec::new();
     for (acknowledged, end) in [
@@ -383,7 +384,7 @@ fn frames_that_the_path_no_longer_carries_end_the_connection() {
     assert_eq!(sent(&mut peer), [(0, 1000)]);
     let error = too_large(&peer, 640);
     peer.engine.icmp_error(&error, peer.now);
-    // What fits is sent again, apart; what does not is refused.
+    // Frames that fit are retransmitted separately; frames that do not are refused.
     assert_eq!(sent(&mut peer), [(0, 600), (600, 400)]);
     assert_eq!(peer.engine.frame_max(), 596);
     let long = vec![7; 597];
@@ -391,7 +392,7 @@ fn frames_that_the_path_no_longer_carries_end_the_connection() {
         peer.engine.write_frame(&[long.as_slice()], false),
         Err(Errno::MSGSIZE)
     );
-    // A frame that was taken before and is too long by now cannot be cut.
+    // A frame that was accepted before and is now too long cannot be cut.
     let mut peer = connected();
     write(&mut peer, 996);
     sent(&mut peer);
@@ -450,7 +451,7 @@ fn a_frame_is_readable_once_it_is_whole() {
         assert_eq!(read(&mut peer), Ok(Some(b"three".to_vec())));
         assert_eq!(read(&mut peer), Err(Errno::AGAIN));
         assert!(!peer.engine.readable());
-        // Null frames take no room where nothing is read.
+        // Null frames take no space even if nothing is read.
         assert_eq!(peer.engine.info().unread, 0);
         peer.give_header(peer.header(both(ACK, Flags::FIN)), b"");
         assert_eq!(read(&mut peer), Ok(None));
@@ -474,7 +475,7 @@ fn what_is_no_frame_ends_the_connection_behind_what_was() {
     for (broken, ends) in [
         (&b"GET / HTTP/1.1"[..], false),
         (&[0xac, 2, 0, 0], false),
-        // Longer than a segment of ours may be.
+        // Longer than our segments may be.
         (&longer, false),
         // The end within a frame, and within a header.
         (&[0xac, 0, 0, 5, 1], true),
@@ -552,7 +553,7 @@ proptest! {
         ],
         pauses in [0u64..50, 0u64..50], seed: u64, freezes in prop::bool::weighted(0.3),
     ) {
-        // As long as both ends, and the smallest window, let one be.
+        // As long as both ends, and the smallest window, permit.
         let least = |config: &Config| u32::from(config.mss).min(config.receive_buffer);
         let most = configs.iter().map(least).min().unwrap_or(0) - HEADER_LEN as u32;
         let hosts = [0, 1].map(|at| {
@@ -574,7 +575,7 @@ proptest! {
         assert_whole(&link);
     }
 
-    /// A stream of anything at all ends the connection or is read as frames.
+    /// A stream of arbitrary bytes ends the connection or is read as frames.
     #[test]
     fn any_bytes_are_frames_or_end_the_connection(
         pieces in prop::collection::vec(prop::collection::vec(

@@ -1,6 +1,6 @@
-//! Attacks on a connection, by name: bounded memory, bounded answers, the
-//! connection intact. A blind attacker knows the flow but not the sequence
-//! numbers; a hostile peer knows all.
+//! Attacks on a connection, by name: bounded memory, bounded answers, the connection
+//! intact. A blind attacker knows the flow but not the sequence numbers; a hostile peer
+//! knows both.
 
 use std::time::Duration;
 
@@ -23,8 +23,8 @@ fn assert_intact(peer: &mut Peer, offset: u32, acknowledged: u32) {
 
 #[test]
 fn blind_reset() {
-    // RFC 5961 §3: only the exact sequence number resets; within the window there
-    // is a challenge, one in half a second.
+    // RFC 5961 §3: only the exact sequence number resets. Within the window there is a
+    // challenge, one per half second.
     let mut peer = Peer::past_quickack(&plain());
     let mut challenges = 0;
     for guess in 1..10_000u32 {
@@ -44,7 +44,7 @@ fn blind_reset() {
 
 #[test]
 fn blind_syn() {
-    // RFC 5961 §4: a SYN never does anything but challenge.
+    // RFC 5961 §4: a SYN never causes more than a challenge.
     let mut peer = Peer::past_quickack(&plain());
     let mut challenges = 0;
     for guess in 0..10_000u32 {
@@ -59,8 +59,8 @@ fn blind_syn() {
 
 #[test]
 fn blind_data() {
-    // RFC 5961 §5: data in the window, but its acknowledgment is of something
-    // never sent, or older than any window.
+    // RFC 5961 §5: data in the window whose acknowledgment covers data never sent, or is
+    // older than any window.
     let mut peer = Peer::past_quickack(&plain());
     let mut answers = 0;
     for guess in 0..10_000u32 {
@@ -71,7 +71,7 @@ fn blind_data() {
     }
     assert_eq!(answers, 1);
     assert!(!peer.engine.readable());
-    // Without ACK nothing is taken at all.
+    // A segment without ACK is never accepted.
     peer.give(Flags::PSH, 0, 0, b"forged");
     assert!(!peer.engine.readable());
     assert_intact(&mut peer, 0, 0);
@@ -103,15 +103,15 @@ fn acknowledgment_storm() {
 
 #[test]
 fn window_shrink() {
-    // RFC 9293 §3.8.6: the peer takes back what it has promised.
+    // RFC 9293 §3.8.6: the peer takes back part of its announced window.
     let mut peer = Peer::past_quickack(&plain());
     peer.write(20 * MSS);
     assert_eq!(peer.sent().len(), 10);
     peer.window = 100;
     peer.give(ACK, 0, 2 * MSS as u32, b"");
     assert_eq!(peer.brief(), [], "nothing new beyond the window");
-    // Only the first segment is tried again, beyond the window as it is: the
-    // tail-loss probe has nothing that it may send.
+    // Only the first segment is tried again, although it is beyond the window: the
+    // tail-loss probe has nothing else to send.
     peer.wait_for_timer();
     assert_eq!(peer.brief(), []);
     peer.wait_for_timer();
@@ -123,7 +123,7 @@ fn window_shrink() {
         for segment in peer.brief() {
             assert_eq!(segment.1, 2 * MSS as u32);
         }
-        // The peer lives: it is no reason to give up.
+        // The peer is alive: there is no reason to give up.
         peer.give(ACK, 0, 2 * MSS as u32, b"");
     }
     peer.window = 60_000;
@@ -146,8 +146,8 @@ fn window_shrink() {
 
 #[test]
 fn acknowledgments_keep_to_a_window_taken_back() {
-    // A Linux receiver out of memory closes its window below what is in flight,
-    // and refuses every segment beyond, ours without data too.
+    // A Linux receiver out of memory closes its window below the data in flight. It then
+    // refuses every segment beyond, also those without data.
     let mut peer = Peer::past_quickack(&plain());
     peer.write(20 * MSS);
     assert_eq!(peer.sent().len(), 10);
@@ -162,7 +162,7 @@ fn acknowledgments_keep_to_a_window_taken_back() {
 
 #[test]
 fn tiny_maximum_segment() {
-    // CVE-2019-11479: a packet for every byte.
+    // CVE-2019-11479: a packet per byte.
     for mss in [0, 1, 48, 87] {
         let hosts = [
             Host::new(
@@ -203,8 +203,8 @@ fn tiny_maximum_segment() {
 
 #[test]
 fn sack_holes_of_the_receiver() {
-    // One byte in two, all over the window: the ranges are bounded by the window,
-    // and so is what each further costs.
+    // Every second byte, all over the window: the window bounds the ranges, and so the
+    // cost of each further one.
     let mut peer = Peer::past_quickack(&plain());
     for hole in 0..24_000u32 {
         peer.give(ACK, hole * 2 + 1, 0, b"x");
@@ -214,7 +214,7 @@ fn sack_holes_of_the_receiver() {
     let sent = peer.sent();
     assert_eq!(sent.len(), 1);
     assert_eq!(sent[0].header.options.sack.as_slice().len(), 4);
-    // What was not kept is sent again by an honest peer.
+    // Data that was not kept is retransmitted by an honest peer.
     peer.give(ACK, 0, 0, &[b'x'; 20_000]);
     assert_eq!(peer.engine.received().concat(), [b'x'; 20_000]);
     assert_intact(&mut peer, 20_000, 0);
@@ -222,7 +222,7 @@ fn sack_holes_of_the_receiver() {
 
 #[test]
 fn sack_holes_of_the_sender() {
-    // CVE-2019-11477 and -11478: blocks that split what is in flight into tiny pieces.
+    // CVE-2019-11477 and -11478: blocks that split the data in flight into tiny pieces.
     let mut peer = Peer::past_quickack(&plain());
     peer.write(10 * MSS);
     peer.sent();
@@ -238,9 +238,9 @@ fn sack_holes_of_the_sender() {
         peer.give(ACK, 0, 0, b"");
         segments += peer.sent().len();
     }
-    // Bounded by what is lost, not by what the peer says.
+    // Bounded by the lost data, not by the peer's report.
     assert!(segments < 100, "{segments}");
-    // Blocks of what was never sent, reversed and empty ones mean nothing.
+    // Blocks of data never sent, and reversed or empty blocks, are ignored.
     for (start, end) in [(20_000, 30_000), (500, 400), (400, 400), (u32::MAX - 9, 10)] {
         peer.sack.push(at(start), at(end));
     }
@@ -253,8 +253,8 @@ fn sack_holes_of_the_sender() {
 
 #[test]
 fn sequence_wrap() {
-    // PAWS (RFC 7323 §5): a segment from 4 GiB ago has the right numbers and an
-    // old timestamp.
+    // PAWS (RFC 7323 §5): a segment from 4 GiB ago has acceptable numbers and an old
+    // timestamp.
     let config = Config {
         timestamps: true,
         ..plain()
@@ -281,8 +281,8 @@ fn sequence_wrap() {
     });
     peer.sent();
     assert_intact(&mut peer, 3, 0);
-    // All the numbers of these tests wrap near their beginning, and so do those
-    // of a transfer of more than 4 GiB; here one that begins just below.
+    // All sequence numbers of these tests wrap near their beginning, and so do those of a
+    // transfer of more than 4 GiB. This one begins just below.
     let mut wrapped = Peer::past_quickack(&plain());
     let mut offset = 0;
     for _ in 0..10 {
@@ -295,7 +295,7 @@ fn sequence_wrap() {
 
 #[test]
 fn out_of_order_gigabyte() {
-    // Data all over the sequence space: only what lies in the window is kept.
+    // Data all over the sequence space: only data in the window is kept.
     let mut peer = Peer::past_quickack(&Config {
         receive_buffer: 64 << 10,
         receive_buffer_max: 6 << 20,
@@ -315,7 +315,7 @@ fn out_of_order_gigabyte() {
     assert!(!peer.engine.readable());
     let memory = peer.engine.memory();
     assert!(memory < 130 << 10, "{memory}, twice the window at most");
-    // Filling the window to the brim, twice over, costs no more.
+    // Filling the whole window, twice over, costs no more.
     for segment in 0..130u32 {
         peer.give(ACK, segment * 1000 % 65_000, 0, &[0; MSS]);
         peer.sent();
@@ -354,7 +354,7 @@ fn memory_that_is_short_holds_nothing_beyond_holes() {
     peer.give(ACK, 5000, 0, &[6; MSS]);
     let reported = peer.sent()[0].header.options.sack;
     assert_eq!(reported.as_slice().len(), 2, "it was not kept");
-    // What was reported to be held may be dropped (RFC 2018 §8); the peer sends it again.
+    // Data reported as held may be dropped (RFC 2018 §8); the peer sends it again.
     peer.engine.prune();
     assert_eq!(peer.engine.memory(), 0);
     for segment in 0..6 {
@@ -374,7 +374,7 @@ fn windows_stay_small_while_memory_is_short() {
     let mut peer = Peer::past_quickack(&plain());
     peer.engine.set_memory_pressure(MemoryPressure::Short);
     let window = |peer: &mut Peer| peer.sent().last().map(|frame| frame.header.window);
-    // What was promised stays so (RFC 9293 §3.8.6).
+    // The announced window stays valid (RFC 9293 §3.8.6).
     for segment in 0..50 {
         peer.give(ACK, segment * MSS as u32, 0, &[0; MSS]);
         peer.engine.read(&mut [0; MSS]).unwrap();
@@ -383,7 +383,7 @@ fn windows_stay_small_while_memory_is_short() {
             assert_eq!(u32::from(window), promised.max(4 * MSS as u32));
         }
     }
-    // Nor is there more than 4 KiB, and nothing that is not read is added to.
+    // No more than 4 KiB are held, and unread data does not grow.
     peer.engine.set_memory_pressure(MemoryPressure::Exhausted);
     for segment in 50..60 {
         peer.give(ACK, segment * MSS as u32, 0, &[0; MSS]);
@@ -416,7 +416,7 @@ fn little_is_taken_to_be_sent_while_memory_is_short() {
     };
     assert_eq!(fills(&mut peer, MemoryPressure::Exhausted), 4096);
     assert_eq!(fills(&mut peer, MemoryPressure::Short), 87_040 - 4096);
-    // What was taken is sent, whatever memory there is.
+    // Accepted data is sent under any memory pressure.
     peer.engine.set_memory_pressure(MemoryPressure::Exhausted);
     let mut acknowledged = 0;
     while peer.engine.info().unacknowledged + peer.engine.info().not_sent > 0 {
@@ -434,7 +434,7 @@ fn little_is_taken_to_be_sent_while_memory_is_short() {
 
 #[test]
 fn optimistic_acknowledgments() {
-    // Acknowledging what was never sent does not speed us up.
+    // Acknowledging data that was never sent does not make us send faster.
     let mut peer = Peer::past_quickack(&plain());
     peer.write(30 * MSS);
     assert_eq!(peer.sent().len(), 10);
@@ -449,7 +449,7 @@ fn optimistic_acknowledgments() {
 
 #[test]
 fn reneging() {
-    // A peer that drops what it has selectively acknowledged (RFC 2018 §8).
+    // A peer that drops data that it has selectively acknowledged (RFC 2018 §8).
     let mut peer = Peer::past_quickack(&plain());
     peer.write(10 * MSS);
     peer.sent();

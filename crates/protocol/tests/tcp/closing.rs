@@ -35,7 +35,7 @@ fn closing_first_leads_to_time_wait() {
     assert_eq!(entry.flow, *peer.engine.flow());
     assert_eq!(entry.send_next, crate::peer::OURS.wrapping_add(2));
     assert_eq!(entry.receive_next, crate::peer::THEIRS.wrapping_add(2));
-    // It acknowledges a FIN that comes again, and waits anew.
+    // It acknowledges a repeated FIN, and restarts the wait.
     peer.wait(Duration::from_secs(50));
     peer.give(FIN, 0, 1, b"");
     assert_eq!(peer.brief(), [(ACK, 1, 1, 0)]);
@@ -46,8 +46,8 @@ fn closing_first_leads_to_time_wait() {
     assert_eq!(peer.engine.next_timeout(), None);
 }
 
-/// Nothing that an old duplicate, or anybody else, sends ends TIME-WAIT early or
-/// makes it last (RFC 1337): only the FIN that comes again.
+/// No old duplicate or other segment ends TIME-WAIT early or prolongs it (RFC 1337),
+/// except the repeated FIN.
 #[test]
 fn time_wait_takes_no_notice_of_resets_and_old_segments() {
     let mut peer = Peer::established(&plain());
@@ -67,8 +67,8 @@ fn time_wait_takes_no_notice_of_resets_and_old_segments() {
     assert_eq!(peer.state(), State::Closed);
 }
 
-/// TIME-WAIT is the flow's, whether or not the application has closed: what it
-/// has not read stays readable.
+/// TIME-WAIT belongs to the flow, whether or not the application has closed: unread data
+/// stays readable.
 #[test]
 fn time_wait_does_not_wait_for_the_application() {
     let mut peer = Peer::established(&plain());
@@ -159,7 +159,7 @@ fn a_fin_is_sent_again() {
     peer.give(ACK, 0, 5, b"");
     peer.wait_for_timer();
     assert_eq!(peer.brief(), [(FIN, 5, 0, 0)]);
-    // Nobody waits for long: orphans are given up earlier.
+    // No peer needs to wait long: orphans are given up earlier.
     let mut again = 0;
     while peer.state() != State::Closed {
         peer.wait_for_timer();
@@ -187,7 +187,7 @@ fn lingering_for_no_time_resets() {
     let now = peer.now;
     peer.engine.close(Some(Duration::ZERO), now);
     assert_eq!(peer.brief(), [(both(RST, ACK), 0, 0, 0)]);
-    // Any other lingering is the caller's: the data goes out.
+    // Any other linger time concerns the caller: the data is sent.
     let mut peer = Peer::established(&plain());
     peer.write(10);
     let now = peer.now;
@@ -197,7 +197,7 @@ fn lingering_for_no_time_resets() {
 
 #[test]
 fn data_for_nobody_resets() {
-    // Whether our FIN has come or not: the RST is where the peer expects it.
+    // Whether our FIN has arrived or not, the RST has the number that the peer expects.
     for seen in [1, 0] {
         let mut peer = Peer::established(&plain());
         close(&mut peer);
@@ -225,7 +225,7 @@ fn fin_wait_2_ends_when_the_application_is_gone() {
     assert_eq!(peer.state(), State::FinWait2);
     peer.wait(Duration::from_secs(2));
     assert_eq!(peer.state(), State::Closed);
-    // Shut down first, closed later: the time runs from then.
+    // Shut down first, closed later: the time starts at the shutdown.
     let mut peer = Peer::established(&plain());
     shut(&mut peer);
     peer.sent();
@@ -315,7 +315,7 @@ fn a_silent_peer_is_probed_and_given_up() {
     };
     let mut peer = Peer::established(&config);
     assert!(peer.engine.is_idle());
-    // Whatever comes starts the time anew, without touching the timer.
+    // Any segment restarts the time, without touching the timer.
     peer.wait(Duration::from_secs(50));
     peer.give(ACK, 0, 0, b"");
     peer.wait(Duration::from_secs(55));
@@ -356,7 +356,7 @@ fn shutting_down_for_reading_ends_reading_only_here() {
     assert!(peer.engine.readable());
     assert_eq!(peer.engine.read(&mut [0; 10]), Ok(0));
     assert_eq!(peer.brief(), []);
-    // As on Linux, what still comes can be read.
+    // As on Linux, data that still arrives can be read.
     peer.give(ACK, 0, 0, b"data");
     assert_eq!(peer.engine.read(&mut [0; 10]), Ok(4));
     let mut connecting = Peer::connecting(&plain());

@@ -1,13 +1,13 @@
-//! Telling the sender what has come again: D-SACK (RFC 2883). The first six tests
-//! are the examples of its section 4; sequence numbers are theirs.
+//! Reporting duplicates to the sender: D-SACK (RFC 2883). The first six tests are the
+//! examples of its section 4, with its sequence numbers.
 
 use tidewall_protocol::tcp::{Config, Shutdown, Timestamps};
 use tidewall_wire::tcp::Flags;
 
 use crate::peer::{ACK, MSS, Peer, THEIRS, both, ms, plain};
 
-/// The acknowledgment field and the blocks of what is sent now, which is one
-/// segment, as offsets.
+/// The acknowledgment field and the blocks of the one segment that is sent now, as
+/// offsets.
 fn reported(peer: &mut Peer) -> (u32, Vec<(u32, u32)>) {
     let sent = peer.sent();
     let [frame] = &sent[..] else {
@@ -19,12 +19,12 @@ fn reported(peer: &mut Peer) -> (u32, Vec<(u32, u32)>) {
     (relative(frame.header.acknowledgment), blocks.collect())
 }
 
-/// A segment of the bytes from `first` up to `end`.
+/// Passes a segment of the bytes from `first` up to `end`.
 fn give(peer: &mut Peer, first: u32, end: u32) {
     peer.give(ACK, first, 0, &vec![1; (end - first) as usize]);
 }
 
-/// Gives a segment; the answer.
+/// Passes a segment and returns the answer.
 fn answer(peer: &mut Peer, first: u32, end: u32) -> (u32, Vec<(u32, u32)>) {
     give(peer, first, end);
     reported(peer)
@@ -128,13 +128,13 @@ fn it_is_reported_once_and_copies_that_touch_are_reported_together() {
     give(&mut peer, 1000, 2000);
     give(&mut peer, 2000, 3000);
     assert_eq!(reported(&mut peer), (4000, vec![(1000, 3000)]));
-    // Not again with what follows.
+    // It is not repeated with later segments.
     assert_eq!(answer(&mut peer, 4000, 4100), (4100, vec![]));
-    // Apart: the last.
+    // Duplicates that are not adjacent: the last one is reported.
     give(&mut peer, 0, 500);
     give(&mut peer, 1000, 1500);
     assert_eq!(reported(&mut peer), (4100, vec![(1000, 1500)]));
-    // One below and one beyond what is in order touch only by number.
+    // A duplicate below RCV.NXT and one beyond it touch only by number.
     give(&mut peer, 5000, 6000);
     peer.sent();
     give(&mut peer, 3000, 4100);
@@ -184,7 +184,7 @@ fn it_leaves_with_data_too_and_takes_its_part_of_the_segment() {
         ));
         true
     });
-    // One segment of the burst reports it.
+    // Only one segment of the burst reports it.
     assert_eq!(sent, [(MSS - 12, 1, 12), (4 * MSS + 12, 0, 0)]);
 }
 
@@ -206,10 +206,10 @@ fn beside_timestamps_there_is_room_for_two_more() {
     give(&mut peer, 5000, 5500);
     let frame = peer.sent().pop().unwrap();
     let options = frame.header.options;
-    // Of the four blocks, three fit.
+    // Three of the four blocks fit.
     assert_eq!(options.len(), 12 + 4 + 3 * 8);
     assert_eq!(options.sack.as_slice()[0], options.sack.as_slice()[1]);
-    // An old timestamp, too, reports of a copy (RFC 2883 §4.3).
+    // An old timestamp also shows a copy (RFC 2883 §4.3).
     peer.timestamps = Some(Timestamps {
         value: 499,
         ..stamp

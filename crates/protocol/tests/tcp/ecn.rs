@@ -19,8 +19,7 @@ fn with(ecn: Ecn) -> Config {
     Config { ecn, ..plain() }
 }
 
-/// An established connection that uses it, past the acknowledgments at once of
-/// the beginning.
+/// An established connection with ECN, past the initial quick acknowledgments.
 fn using() -> Peer {
     Peer::past_quickack(&with(Ecn::Active))
 }
@@ -29,7 +28,7 @@ fn has(frame: &Frame, flag: Flags) -> bool {
     frame.header.flags.contains(flag)
 }
 
-/// What an active open makes of an answer.
+/// Whether an active open agrees on ECN after an answer.
 fn answered(config: &Config, answer: Flags) -> bool {
     let mut peer = Peer::connecting(config);
     peer.sent();
@@ -51,7 +50,7 @@ fn it_is_asked_for_only_when_active_and_only_an_echo_alone_agrees() {
         let active = ecn == Ecn::Active;
         assert_eq!(answered(&with(ecn), both(SYN, ACK) | ECE), active);
         assert!(!answered(&with(ecn), both(SYN, ACK)));
-        // A peer that reflects what it does not know (RFC 3168 §6.1.1).
+        // A peer that reflects flags it does not know (RFC 3168 §6.1.1).
         assert!(!answered(&with(ecn), both(SYN, ACK) | ECE | CWR));
         assert!(!answered(&with(ecn), both(SYN, ACK) | CWR));
     }
@@ -118,7 +117,7 @@ fn only_data_sent_for_the_first_time_may_be_marked() {
     assert_eq!(classes(&mut peer), [0xfc]);
     peer.give(ACK, 0, 2 * MSS as u32, &[1; 2 * MSS]);
     assert_eq!(classes(&mut peer), [0xfc]);
-    // A probe of a closed window, and what follows when it opens.
+    // A probe of a closed window, and the segments that follow when it opens.
     peer.window = 0;
     peer.give(ACK, 2 * MSS as u32, 2 * MSS as u32, b"");
     peer.write(10);
@@ -150,7 +149,7 @@ fn a_mark_is_echoed_until_the_sender_has_heard() {
     let [first] = &peer.sent()[..] else { panic!() };
     assert!(has(first, ECE));
     assert!(peer.engine.info().ecn_seen);
-    // On everything that acknowledges, data too.
+    // On every segment that acknowledges, also with data.
     for step in 1..5 {
         peer.class = ECT;
         peer.give(ACK, step * 100, (step - 1) * 10, &[1; 100]);
@@ -158,8 +157,8 @@ fn a_mark_is_echoed_until_the_sender_has_heard() {
         let sent = peer.sent();
         assert!(!sent.is_empty() && sent.iter().all(|frame| has(frame, ECE)));
     }
-    // A pure acknowledgment with CWR would do, too (as Linux); this one has data,
-    // and is answered at once.
+    // A pure acknowledgment with CWR would suffice (as Linux); this one has data, and is
+    // answered at once.
     peer.class = ECT;
     peer.give(ACK | CWR, 500, 40, &[1; 100]);
     let [last] = &peer.sent()[..] else { panic!() };
@@ -199,7 +198,7 @@ fn what_may_not_be_marked_is_acknowledged_at_once_once_marks_were_possible() {
     peer.class = ECT;
     peer.give(ACK, 0, 0, &[1; 100]);
     assert_eq!(peer.brief(), []);
-    // Most likely sent again: the sender waits for it.
+    // Probably a retransmission: the sender waits for it.
     peer.give(ACK, 100, 0, &[1; 100]);
     assert_eq!(peer.brief(), [(ACK, 0, 200, 0)]);
 }
@@ -229,7 +228,7 @@ fn an_echo_reduces_the_window_once_a_round_trip_and_is_answered() {
     }
     assert_eq!(reported, 1, "only the first new data has CWR");
     assert_eq!(peer.engine.info().slow_start_threshold, reduced);
-    // What was sent since is another window.
+    // Data sent since belongs to another window.
     peer.give(ACK | ECE, 0, 11 * MSS as u32, b"");
     assert!(peer.engine.info().slow_start_threshold < reduced);
     // Without data in flight an echo means nothing.
@@ -237,7 +236,7 @@ fn an_echo_reduces_the_window_once_a_round_trip_and_is_answered() {
     let threshold = peer.engine.info().slow_start_threshold;
     peer.give(ACK | ECE, 0, 0, b"");
     assert_eq!(peer.engine.info().slow_start_threshold, threshold);
-    // Nor without agreement.
+    // Without agreement it means nothing either.
     let mut peer = Peer::past_quickack(&plain());
     peer.write(10 * MSS);
     peer.sent();
@@ -322,8 +321,8 @@ fn a_marked_transfer_is_slowed_and_loses_nothing() {
 proptest! {
     #![proptest_config(ProptestConfig { cases: 60, ..ProptestConfig::default() })]
 
-    /// Marks, losses, and freezing in between: every byte arrives, and whatever
-    /// the two ends want, they agree.
+    /// Marks, losses, and freezing in between: every byte arrives, and the two ends agree
+    /// whatever they request.
     #[test]
     fn marks_on_a_hostile_link_change_nothing(
         ecn in prop::sample::select(vec![

@@ -25,7 +25,7 @@ fn server(backup: Option<[u8; 16]>) -> Option<FastOpenServer> {
     })
 }
 
-/// A client that has the cookie made by a key.
+/// A client with the cookie made by a key.
 fn known(key: [u8; 16]) -> FastOpenPeer {
     let keys = FastOpenKeys {
         primary: key,
@@ -42,7 +42,8 @@ fn hosts(lengths: [usize; 2]) -> [Host; 2] {
     [0, 1].map(|end| Host::new(Config::default(), pattern(lengths[end], end as u8)))
 }
 
-/// Until both have everything; when end 0 had its answer, since the beginning.
+/// Runs until both ends have everything. Returns when end 0 had its answer, since the
+/// beginning.
 fn run(link: &mut Link) -> Duration {
     let wanted = link.hosts[1].to_send.len();
     while link.hosts[0].received.len() < wanted {
@@ -77,7 +78,7 @@ fn an_answer_takes_one_round_trip() {
         assert_eq!(info.retransmissions, 0);
     }
     assert_eq!(cookie_now(&mut link), None);
-    // Without, it is two.
+    // Without Fast Open, it is two.
     let mut link = Link::fast(hosts([1000, 5000]), FAIR, 1, &known(KEY), None);
     assert_eq!(run(&mut link), ms(40));
     let info = link.hosts[0].connection().info();
@@ -91,7 +92,7 @@ fn what_does_not_fit_into_the_syn_follows() {
     run(&mut link);
     for (end, length) in link.hosts.iter_mut().zip(lengths) {
         let info = end.connection().info();
-        // The SYN, and no less than every full segment of what followed it.
+        // The SYN, and at least every full segment after it.
         assert!(info.delivered as usize > length / 1460, "{info:?}");
         assert!(info.syn_data);
         assert_eq!(
@@ -122,7 +123,7 @@ fn a_lost_syn_or_answer_costs_its_timeout() {
             "{lost:?}"
         );
         let outcome = link.hosts[0].connection().take_fast_open_outcome().unwrap();
-        // A server that took the data says so, whichever answer arrives.
+        // A server that accepted the data reports it, whichever answer arrives.
         assert_eq!(outcome.syn_lost, !opened, "{lost:?}");
     }
 }
@@ -154,7 +155,7 @@ fn while_a_key_goes_out_of_use_its_cookies_are_taken_and_replaced() {
 
 #[test]
 fn data_that_overtakes_the_syn_is_not_lost_for_good() {
-    // The SYN-ACK is overtaken by the answer that follows it.
+    // A later answer overtakes the SYN-ACK.
     let weather = Weather {
         reorder: 60,
         jitter: ms(50),
@@ -189,7 +190,7 @@ fn a_path_too_narrow_for_the_syn_gets_an_ordinary_one() {
     assert!(!link.hosts[1].connection().info().syn_data);
 }
 
-/// A cookie that works, one of a key that goes out of use, a stale one, none.
+/// A valid cookie, one of an outgoing key, a stale one, none.
 fn peers() -> impl Strategy<Value = FastOpenPeer> {
     prop::sample::select(vec![
         known(KEY),

@@ -123,7 +123,7 @@ fn data_travels_with_the_syn() {
     assert!(info.syn_data);
     assert_eq!(info.fast_open_failure, FastOpenFailure::None);
     assert_eq!((info.bytes_acknowledged, info.retransmissions), (960, 0));
-    // The cookie that works is kept.
+    // The valid cookie is kept.
     let mut memory = known();
     memory.learn(&peer.engine.take_fast_open_outcome().unwrap());
     assert_eq!(memory.cookie, Some(cookie()));
@@ -166,7 +166,7 @@ fn what_the_syn_ack_leaves_out_is_sent_again_at_once() {
         let info = peer.engine.info();
         assert_eq!(info.fast_open_failure, FastOpenFailure::DataNotAcknowledged);
         assert!(!info.syn_data);
-        // That was no congestion.
+        // That loss was not congestion.
         assert_eq!(info.congestion_window, 9000);
         assert_eq!(info.slow_start_threshold, u32::MAX);
         let mut memory = known();
@@ -188,7 +188,7 @@ fn the_syn_ack_is_acknowledged_with_what_a_writer_holds() {
     assert_eq!(peer.brief(), []);
     peer.write(500);
     assert_eq!(peer.brief(), [(both(ACK, Flags::PSH), 960, 0, 500)]);
-    // Should it not come, the acknowledgment waits no longer than any.
+    // If the data does not come, the acknowledgment waits no longer than any other.
     let mut peer = client(&plain(), &known());
     peer.write(100);
     peer.engine.set_writer_waiting();
@@ -260,7 +260,7 @@ fn a_client_survives_freezing_in_every_moment() {
     assert_eq!(peer.brief(), [(both(ACK, Flags::PSH), 0, 0, 100)]);
 }
 
-/// Opened by a SYN with data.
+/// A connection opened by a SYN with data.
 fn server(config: &Config, payload: &[u8]) -> Peer {
     let mut peer = Peer::established(config);
     let handshake = Handshake {
@@ -346,7 +346,7 @@ fn only_the_syn_ack_is_sent_again_until_the_client_is_known() {
     peer.sent();
     peer.give(ACK, 7, 0, b"");
     assert_eq!(peer.state(), State::Established);
-    // Its data was as lost as the SYN-ACK.
+    // Its data was lost with the SYN-ACK.
     assert_eq!(peer.brief(), [(both(ACK, Flags::PSH), 0, 7, 100)]);
 }
 
@@ -390,7 +390,7 @@ fn what_is_closed_early_is_still_answered() {
     assert_eq!(peer.engine.info().state, State::FinWait1);
     peer.give(ACK, 0, 11, b"");
     assert_eq!(peer.state(), State::FinWait2);
-    // With something unread the client is reset.
+    // With unread data the client is reset.
     let mut peer = server(&plain(), b"request");
     peer.sent();
     peer.engine.close(None, peer.now);
@@ -400,7 +400,8 @@ fn what_is_closed_early_is_still_answered() {
 
 #[test]
 fn data_with_the_syn_has_times_and_a_number() {
-    // All of it is taken, or none, and then sent again, which is not visible here.
+    // All of it is accepted, or none; then it is retransmitted, which is not visible
+    // here.
     for taken in [500, 0] {
         let mut peer = client(&plain(), &known());
         peer.engine.set_zero_copy(true);

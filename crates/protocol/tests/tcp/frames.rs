@@ -2,7 +2,7 @@
 
 use tidewall_protocol::tcp::{Connection, Errno};
 
-/// What an application does with a connection of frames.
+/// Behaviour of an application with a connection of frames.
 #[derive(Clone, Debug, Default)]
 pub struct Frames {
     pub to_send: Vec<Vec<u8>>,
@@ -11,7 +11,7 @@ pub struct Frames {
 }
 
 impl Frames {
-    /// Writes what fits; true when all has been written.
+    /// Writes what fits; returns true when all has been written.
     pub fn send(&mut self, connection: &mut Connection) -> Result<bool, Errno> {
         while let Some(frame) = self.to_send.get(self.sent) {
             match connection.write_frame(&[frame.as_slice()], false) {

@@ -10,7 +10,7 @@ use crate::peer::{ACK, MSS, OURS, Peer, both, plain};
 
 #[test]
 fn a_transfer_goes_on_where_it_was() {
-    // Handed over after each tenth or so of what happens, amid losses.
+    // Handed over after about every tenth event, amid losses.
     let hosts = [
         Host::new(Config::default(), pattern(300_000, 1)),
         Host::new(Config::default(), pattern(300_000, 2)),

@@ -24,7 +24,7 @@ pub fn tcp_input(bytes: &[u8]) {
         return;
     };
     assert!(transport + 20 + segment.payload.len() <= bytes.len());
-    // The answer to a stranger can be written, and is itself no reason to answer.
+    // The answer to a stranger can be written, and does not itself cause an answer.
     if let Some(reset) = tcp::reset_for(&segment) {
         let mut frame = [0; 100];
         let length = tcp::output(&mut frame, &LINK, &segment.flow, &reset).unwrap();
@@ -42,8 +42,8 @@ const LINK: tcp::Link = tcp::Link {
     checksum: Checksum::Software,
 };
 
-/// One engine against a peer and an application that do anything. The first byte
-/// chooses the configuration; then steps of eight bytes each.
+/// One engine with an arbitrary peer and application. The first byte chooses the
+/// configuration; steps of eight bytes each follow.
 pub fn tcp_peer(bytes: &[u8]) {
     let Some((&setup, script)) = bytes.split_first() else {
         return;
@@ -76,7 +76,8 @@ pub fn tcp_peer(bytes: &[u8]) {
     let mut now = Duration::from_secs(50);
     let ours = u32::MAX - 3000;
     let mut theirs = u32::MAX - 500;
-    // Opened by a SYN with data, ours or the peer's, or by an ordinary one.
+    // The connection is opened by a SYN with data, from us or from the peer, or by an
+    // ordinary one.
     let mut engine = match setup & (128 | 2) {
         128 => {
             let mut handshake = handshake(ours.wrapping_sub(1), theirs.wrapping_sub(1));
@@ -101,7 +102,7 @@ pub fn tcp_peer(bytes: &[u8]) {
         let number = u32::from(u16::from_be_bytes([c, d]));
         match what % 8 {
             0..4 => {
-                // Near what is expected, behind it, or anywhere.
+                // Near the expected number, behind it, or anywhere.
                 let away = |base: u32, distance: u32, how: u8| match how & 3 {
                     0 => base,
                     1 => base.wrapping_add(distance % 3000),
@@ -159,7 +160,7 @@ pub fn tcp_peer(bytes: &[u8]) {
                 }
             }
             5 => {
-                // Not later than the timer says.
+                // No later than the timer's time.
                 now = now.max(engine.next_timeout().unwrap_or(now));
                 engine.timeout(now);
             }
@@ -208,7 +209,7 @@ pub fn tcp_peer(bytes: &[u8]) {
         }
         let info = engine.info();
         assert!(info.unread <= 70_000, "{info:?}");
-        // Each ring is at most twice as large as what it holds.
+        // Each ring is at most twice as large as its content.
         assert!(engine.memory() <= 350_000, "{}", engine.memory());
         if let Some(outcome) = engine.take_fast_open_outcome() {
             tcp::FastOpenPeer::default().learn(&outcome);
@@ -293,8 +294,8 @@ pub fn tcp_pair(bytes: &[u8]) {
     }
 }
 
-/// Frozen bytes that were changed are refused, or make an engine that does not
-/// panic; the sum at their end is mended so that more than the sum is tried.
+/// Modified frozen bytes are refused, or produce an engine that does not panic. The sum
+/// at their end is corrected, so that more than the sum is tested.
 pub fn tcp_thaw(bytes: &[u8]) {
     let now = Duration::from_secs(7);
     let mut frozen = frozen_connection(bytes.len() % 2 == 1);
@@ -363,7 +364,7 @@ fn handshake(local_isn: u32, remote_isn: u32) -> tcp::Handshake {
     }
 }
 
-/// A connection with data in every buffer; `fast`: a SYN has opened it, and our
+/// A connection with data in every buffer. With `fast`, a SYN has opened it, and our
 /// SYN-ACK is not acknowledged.
 fn frozen_connection(fast: bool) -> Vec<u8> {
     let now = Duration::from_secs(7);

@@ -23,7 +23,7 @@ fn the_syn_offers_what_the_configuration_says() {
         syn.header.options,
         Options {
             maximum_segment_size: Some(1460),
-            // What says 6 MiB, as on Linux.
+            // The scale that expresses 6 MiB, as on Linux.
             window_scale: Some(7),
             sack_permitted: true,
             timestamps: Some(Timestamps {
@@ -46,7 +46,7 @@ fn a_syn_is_sent_again_and_then_given_up() {
             assert_eq!((again.header.flags, again.header.sequence), (SYN, OURS));
         }
     }
-    // Linux's: 127 seconds in all.
+    // Linux's schedule: 127 seconds in all.
     assert_eq!(waited, [1, 2, 4, 8, 16, 32, 64]);
     assert_eq!(peer.engine.take_error(), Some(Errno::TIMEDOUT));
     assert_eq!(peer.engine.take_error(), None);
@@ -56,7 +56,7 @@ fn a_syn_is_sent_again_and_then_given_up() {
 #[test]
 fn a_refusal_is_reported_once() {
     let mut peer = Peer::connecting(&plain());
-    // Not before the SYN has left, and not for another's.
+    // Not before the SYN has left, and not for another number.
     peer.give_raw(both(RST, ACK), 0, OURS.wrapping_add(1), b"");
     assert_eq!(peer.sent().len(), 1);
     peer.give_raw(both(RST, ACK), 0, OURS.wrapping_add(2), b"");
@@ -141,7 +141,7 @@ fn unreachable_ends_an_attempt_but_no_connection() {
         );
         assert_eq!(peer.state(), State::Established);
     }
-    // It is what a timeout is then called (as Linux).
+    // The error reported after a timeout (as Linux).
     while peer.state() == State::Established {
         peer.wait_for_timer();
         peer.sent();
@@ -182,7 +182,7 @@ fn a_simultaneous_open_can_be_closed_or_refused_half_way() {
     peer.sent();
     peer.give_raw(SYN, THEIRS, 0, b"");
     peer.sent();
-    // Of something never sent.
+    // An acknowledgment of data never sent.
     peer.give(ACK, 0, 5, b"");
     let [reset] = &peer.sent()[..] else { panic!() };
     assert_eq!(reset.header.flags, RST);

@@ -21,7 +21,7 @@ pub struct Frame {
     pub traffic_class: u8,
 }
 
-/// Cuts what offloading has left together, as a device does.
+/// Cuts a burst that offloading left whole, as a device does.
 pub fn cut(outgoing: &Outgoing<'_>) -> Vec<Frame> {
     let payload = outgoing.payload.concat();
     let size = usize::from(outgoing.segment_size).max(1);
@@ -51,12 +51,12 @@ pub fn cut(outgoing: &Outgoing<'_>) -> Vec<Frame> {
         .collect()
 }
 
-/// What the link does, in percent and time.
+/// Behaviour of the link, in percent and time.
 #[derive(Clone, Copy, Debug)]
 pub struct Weather {
     pub loss: u8,
     pub duplication: u8,
-    /// Chance of being delayed by up to `jitter` more, and so overtaken.
+    /// Chance of an extra delay of up to `jitter`, which causes overtaking.
     pub reorder: u8,
     pub delay: Duration,
     pub jitter: Duration,
@@ -82,9 +82,9 @@ pub struct Host {
     pub to_send: Vec<u8>,
     pub sent: usize,
     pub received: Vec<u8>,
-    /// Frames in place of these, where the connection carries such.
+    /// Frames instead of bytes, if the connection carries frames.
     pub frames: Option<Frames>,
-    /// Bytes the application reads at a time, and how long it then sleeps.
+    /// Bytes per read of the application, and how long it then sleeps.
     pub read_at_once: usize,
     pub read_pause: Duration,
     pub read_next: Time,
@@ -121,7 +121,7 @@ impl Host {
         self.connection.as_mut().expect("connected")
     }
 
-    /// Everything is sent and received, or has failed.
+    /// Whether everything is sent and received, or has failed.
     pub fn is_done(&self) -> bool {
         self.error.is_some() || self.ended && self.closed
     }
@@ -193,30 +193,30 @@ impl Host {
     }
 }
 
-/// The whole.
+/// The link with both hosts.
 pub struct Link {
     pub now: Time,
     pub began: Time,
     pub hosts: [Host; 2],
     pub weather: [Weather; 2],
     pub random: Random,
-    /// By arrival, then order; with the host it goes to.
+    /// Ordered by arrival, then sequence; with the destination host.
     queue: BTreeMap<(Time, u64), (usize, Frame)>,
     order: u64,
     flow: FourTuple,
     last_acknowledged: [Option<u32>; 2],
-    /// Chance in percent that a segment that may be marked arrives with
-    /// congestion experienced, by the host that sends it.
+    /// Chance in percent that a markable segment arrives with congestion experienced, by
+    /// sending host.
     pub marks: [u8; 2],
     /// Whether hosts are frozen and thawed now and then.
     pub freezes: bool,
-    /// What happens to segments of host 0 that begin at an offset of its data, so
-    /// many times: late by so much, or lost.
+    /// Fates of segments of host 0 that begin at an offset of its data: offset, number of
+    /// times, and the delay or loss.
     pub fates: Vec<(u32, u32, Option<Duration>)>,
     isn: u32,
-    /// SYNs of each host that are lost, the first ones.
+    /// For each host, how many of the first SYNs are lost.
     pub lost_syns: [u32; 2],
-    /// Of host 1, where handshakes are not written by hand.
+    /// The listener of host 1, unless handshakes are written by hand.
     listener: Option<Listener>,
     /// Every frame that was sent, with its sender, when wanted.
     pub trace: Option<Vec<(Time, usize, Frame)>>,
@@ -306,7 +306,7 @@ impl Link {
         self
     }
 
-    /// Lets the listener do something, and sends what it wants sent.
+    /// Runs a listener operation, and sends its segments.
     fn listen(
         &mut self,
         act: impl FnOnce(&mut Listener, &mut dyn FnMut(&FourTuple, &Outgoing<'static>)) -> Reaction,
@@ -447,12 +447,12 @@ impl Link {
 
     /// The first sequence number that a host has in flight, by its acknowledgments.
     pub fn first_in_flight(&mut self, host: usize) -> u32 {
-        // Of the segments that were sent, the last acknowledgment is the truth.
+        // The last acknowledgment among the sent segments is authoritative.
         let last = self.last_acknowledged[host];
         last.expect("the peer has acknowledged something")
     }
 
-    /// Hands a host to another process, as it were.
+    /// Freezes and thaws a host, as if handed over to another process.
     fn refreeze(&mut self, host: usize) {
         let now = self.now;
         if let Some(connection) = &mut self.hosts[host].connection {
@@ -463,7 +463,7 @@ impl Link {
         }
     }
 
-    /// Has both hosts act and send.
+    /// Makes both hosts act and send.
     pub fn flush(&mut self) {
         for from in 0..2 {
             let now = self.now;
@@ -499,7 +499,7 @@ impl Link {
         timers.chain([arrival, listener]).flatten().min()
     }
 
-    /// Goes on to the next event; false when there is none.
+    /// Advances to the next event; returns false when there is none.
     pub fn step(&mut self) -> bool {
         self.flush();
         let Some(next) = self.next_event() else {
@@ -536,15 +536,14 @@ impl Link {
         true
     }
 
-    /// Runs until both hosts are done; panics when that takes longer than
-    /// `limit`, for nothing may hang.
+    /// Runs until both hosts are done; panics after `limit`, since nothing may hang.
     pub fn run(&mut self, limit: Duration) {
         let done = self.run_unless_cut_off(limit);
         assert!(done, "nothing left to happen: {}", self.describe());
     }
 
-    /// The same; false when the link has lost so much that a host has sent the
-    /// same bytes in vain as often as it may, which leaves the other to wait.
+    /// The same, but returns false when the link has lost too much. Then a host has sent
+    /// the same bytes in vain as often as it may, which leaves the other waiting.
     pub fn run_unless_cut_off(&mut self, limit: Duration) -> bool {
         let end = self.now + limit;
         while !self.hosts.iter().all(Host::is_done) {
@@ -597,8 +596,8 @@ impl Link {
         )
     }
 
-    /// What one host received is what the other sent, or the beginning of it if
-    /// either reports an error.
+    /// Each host received the other's data, or the beginning of it if either reports an
+    /// error.
     pub fn assert_delivered(&self) {
         let failed = self.hosts.iter().any(|host| host.error.is_some());
         for (from, to) in [(0, 1), (1, 0)] {
@@ -618,7 +617,7 @@ impl Link {
     }
 }
 
-/// The SYN-ACK of a passive opener, and what it remembers.
+/// The SYN-ACK of a passive opener, and the state that it keeps.
 pub fn answer_syn(
     segment: &Segment<'_>,
     config: &Config,
@@ -675,7 +674,7 @@ pub fn answer_syn(
     (handshake, frame)
 }
 
-/// Bytes that differ from place to place.
+/// Bytes that differ from position to position.
 pub fn pattern(length: usize, salt: u8) -> Vec<u8> {
     (0..length)
         .map(|at| (at as u8) ^ ((at >> 8) as u8).wrapping_mul(31) ^ ((at >> 16) as u8) ^ salt)

@@ -1,5 +1,5 @@
-//! The TCP engine: two of them over a link, and one against a peer whose
-//! segments are written by hand.
+//! The TCP engine: two engines over a link, and one with a peer whose segments are
+//! written by hand.
 
 mod acp;
 mod attacks;

@@ -1,4 +1,4 @@
-//! What an application is reported of its bytes: `SO_TIMESTAMPING`, `MSG_ZEROCOPY`.
+//! Reports to an application about its bytes: `SO_TIMESTAMPING`, `MSG_ZEROCOPY`.
 
 use std::time::Duration;
 
@@ -135,7 +135,7 @@ fn what_the_device_has_no_room_for_has_not_left() {
         room -= 1;
         room >= 0
     });
-    // A burst of two segments has taken the first along.
+    // A burst of two segments included the first.
     assert_eq!(times(&mut peer), [(Scheduled, 999, 0), (Sent, 999, 0)]);
     peer.now += ms(1);
     peer.sent();
@@ -223,7 +223,7 @@ fn keys_count_from_where_they_were_asked_for() {
         };
         request(&mut peer, only_sent);
         write(&mut peer, 100);
-        // Asking for more does not begin anew.
+        // Asking for more does not restart the keys.
         request(
             &mut peer,
             Timestamping {
@@ -257,7 +257,7 @@ fn only_calls_that_asked_and_wrote_are_reported() {
     peer.sent();
     // As it was when it was written.
     assert_eq!(times(&mut peer), [(Scheduled, 1999, 0), (Sent, 1999, 0)]);
-    // A call that ends after its bytes have left comes too late, and is counted.
+    // A call that ends after its bytes have left is too late, and is counted.
     request(&mut peer, WRITES);
     peer.write(MSS);
     peer.sent();
@@ -343,7 +343,7 @@ fn the_queue_is_bounded_counts_what_it_loses_and_keeps_memory() {
     assert_eq!(taken.last(), Some(&free(0, 2)));
     peer.sent();
     peer.give(ACK, 0, 1033, b"");
-    // What was acknowledged has made room again.
+    // Acknowledged writes have freed their marks.
     assert_eq!(times(&mut peer).len(), 1024);
     write(&mut peer, 1);
     peer.sent();
@@ -363,7 +363,7 @@ fn what_was_reported_outlives_the_connection() {
     assert_eq!(all(&mut peer), []);
 }
 
-/// When what was read last had come, since the test began.
+/// When the data last read had arrived, since the test began.
 fn arrived(peer: &mut Peer, read: usize) -> Option<u64> {
     let mut buffer = vec![0; read];
     assert_eq!(peer.engine.read(&mut buffer), Ok(read));
@@ -380,14 +380,14 @@ fn what_is_read_has_a_time() {
         peer.now += ms(1);
         peer.give(ACK, offset, 0, &[1; 10]);
     }
-    // Of before it was asked for.
+    // Data from before it was asked for.
     assert_eq!(arrived(&mut peer, 5), None);
     assert_eq!(arrived(&mut peer, 5), None);
-    // In part, to its end, and beyond.
+    // Partially, to its end, and beyond.
     assert_eq!(arrived(&mut peer, 4), Some(1));
     assert_eq!(arrived(&mut peer, 6), Some(1));
     assert_eq!(arrived(&mut peer, 11), Some(3));
-    // Beyond a hole nothing can be read.
+    // Data beyond a hole cannot be read.
     peer.give(ACK, 50, 0, &[1; 10]);
     peer.now += ms(4);
     peer.give(ACK, 40, 0, &[1; 10]);

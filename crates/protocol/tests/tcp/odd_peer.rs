@@ -1,4 +1,4 @@
-//! The engine against a peer that is honest but odd, or not honest.
+//! The engine with a peer that is honest but odd, or not honest.
 
 use std::time::Duration;
 
@@ -30,8 +30,8 @@ fn stamp(value: u32) -> Option<Timestamps> {
     Some(Timestamps { value, echo: 0 })
 }
 
-/// A peer that answers everything but never opens its window must not hold the
-/// memory of a connection whose application is gone (RFC 6429 §4; "sockstress").
+/// A peer may answer everything but never open its window. It must not hold the memory of
+/// a connection that its application has closed (RFC 6429 §4; "sockstress").
 #[test]
 fn a_closed_window_does_not_keep_an_orphan() {
     for fin_only in [false, true] {
@@ -55,8 +55,8 @@ fn a_closed_window_does_not_keep_an_orphan() {
     }
 }
 
-/// One acknowledgment may cover a batch: how much it covers must not decide how far
-/// the window falls (RFC 5681 equation 4, RFC 6675 §5).
+/// One acknowledgment may cover a batch. How much it covers must not decide how far the
+/// window falls (RFC 5681 equation 4, RFC 6675 §5).
 #[test]
 fn half_of_the_flight_is_kept_however_losses_are_reported() {
     for batched in [false, true] {
@@ -113,9 +113,8 @@ fn slow_start_does_not_run_over_its_threshold() {
     );
 }
 
-/// What is echoed is the timestamp of the earliest segment that the
-/// acknowledgment covers, or the peer takes our delay for a short path (RFC 7323
-/// §4.3).
+/// The echo is the timestamp of the earliest segment that the acknowledgment covers.
+/// Otherwise the peer would count our delay as part of the path (RFC 7323 §4.3).
 #[test]
 fn a_delayed_acknowledgment_echoes_the_first_timestamp() {
     let mut peer = peer_of(&config(true));
@@ -129,15 +128,15 @@ fn a_delayed_acknowledgment_echoes_the_first_timestamp() {
     assert_eq!(sent[0].header.acknowledgment, peer.sequence);
     let echo = sent[0].header.options.timestamps.unwrap().echo;
     assert_eq!(echo, 1_000_100);
-    // And the next one its own.
+    // The next one echoes its own.
     peer.timestamps = stamp(1_000_200);
     peer.data(&[3; 400]);
     let sent = peer.sent();
     assert_eq!(sent[0].header.options.timestamps.unwrap().echo, 1_000_200);
 }
 
-/// A probe's sequence number is not acceptable, so its acknowledgment is not
-/// read: it cannot stand for one that is due.
+/// A probe's sequence number is not acceptable, so its acknowledgment is not read. The
+/// probe cannot replace an acknowledgment that is due.
 #[test]
 fn a_probe_does_not_swallow_an_acknowledgment() {
     let mut peer = peer_of(&config(false));
@@ -159,8 +158,8 @@ fn a_probe_does_not_swallow_an_acknowledgment() {
     );
 }
 
-/// RFC 5961 §4.2: a SYN in a synchronized state is answered, whatever it looks
-/// like: a peer that has restarted resets the old connection only then.
+/// RFC 5961 §4.2: every SYN in a synchronized state is answered. Only then does a peer
+/// that has restarted reset the old connection.
 #[test]
 fn every_syn_is_challenged() {
     for timestamps in [false, true] {
@@ -204,8 +203,8 @@ fn the_user_timeout_is_kept() {
     );
 }
 
-/// RFC 5961 §3, §4, §5: nothing that a blind attacker can send ends the
-/// connection, changes its data, or has it answer more than a few times.
+/// RFC 5961 §3, §4, §5: no segment of a blind attacker ends the connection or changes its
+/// data. Nor does it cause more than a few answers.
 #[test]
 fn blind_segments_change_nothing() {
     let mut peer = peer_of(&config(true));
@@ -237,15 +236,14 @@ fn blind_segments_change_nothing() {
         answers <= 2,
         "{answers} answers to a blind attacker at once"
     );
-    // And it works as ever.
+    // The connection works as before.
     peer.data(b"good");
     let mut buffer = [0; 16];
     assert_eq!(peer.engine.read(&mut buffer), Ok(4));
     assert_eq!(&buffer[..4], b"good");
 }
 
-/// Two ends that do not agree about anything answer each other at most twice a
-/// second.
+/// Two ends that disagree about everything answer each other at most twice per second.
 #[test]
 fn acknowledgments_do_not_storm() {
     let mut peer = peer_of(&Config {
@@ -266,8 +264,8 @@ fn acknowledgments_do_not_storm() {
     assert_eq!(peer.state(), State::Established);
 }
 
-/// Segments at the far end of the window, one byte each, in every order: memory
-/// stays what the window promised, and what was promised is delivered.
+/// Segments at the far end of the window, one byte each, in every order. Memory stays
+/// within the announced window, and announced data is delivered.
 #[test]
 fn ranges_cost_no_more_than_the_window() {
     let mut peer = peer_of(&config(false));
@@ -326,8 +324,8 @@ fn a_tiny_segment_size_is_not_believed() {
     }
 }
 
-/// What is in flight beyond a window that has shrunk is sent again when it
-/// opens, and the bytes are right (RFC 9293 §3.8.6).
+/// Data in flight beyond a window that has shrunk is retransmitted when it opens, and the
+/// bytes are right (RFC 9293 §3.8.6).
 #[test]
 fn a_window_may_shrink_and_open_again() {
     let mut peer = peer_of(&config(false));
@@ -339,7 +337,7 @@ fn a_window_may_shrink_and_open_again() {
     peer.sent();
     let first = OURS.wrapping_add(1);
     let mut got: Vec<u8> = Vec::new();
-    // Nothing beyond the window was taken; the peer takes 700 bytes at a time.
+    // Nothing beyond the window was accepted; the peer accepts 700 bytes at a time.
     let mut rounds = 0;
     while got.len() < bytes.len() {
         rounds += 1;
@@ -369,7 +367,7 @@ fn a_window_may_shrink_and_open_again() {
     assert_eq!(peer.engine.info().unacknowledged, 0);
 }
 
-/// Half closed by us, the peer goes on; a FIN beyond a hole waits for the hole.
+/// After we half-close, the peer continues; a FIN beyond a hole waits for the hole.
 #[test]
 fn a_fin_beyond_a_hole_waits() {
     let mut peer = peer_of(&config(false));

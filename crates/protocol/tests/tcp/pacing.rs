@@ -1,4 +1,4 @@
-//! Pacing: new data leaves in bursts, and no faster than asked.
+//! Pacing: new data leaves in bursts, and no faster than configured.
 
 use std::time::Duration;
 
@@ -14,7 +14,8 @@ fn paced() -> Config {
     }
 }
 
-/// Has the engine send what it may in `time`: when, and how many segments.
+/// Makes the engine send what it may within `time`. Returns the times, and the number of
+/// segments.
 fn bursts(peer: &mut Peer, time: Duration) -> Vec<(Duration, usize)> {
     let (began, end) = (peer.now, peer.now + time);
     let mut bursts = Vec::new();
@@ -34,8 +35,8 @@ fn bursts(peer: &mut Peer, time: Duration) -> Vec<(Duration, usize)> {
     bursts
 }
 
-/// The initial window sent and acknowledged 100 ms later at once, so that twice
-/// as much may be sent.
+/// Sends the initial window; all of it is acknowledged 100 ms later, so that twice as
+/// much may be sent.
 fn second_round(config: &Config) -> Peer {
     let mut peer = Peer::established(config);
     peer.write(40 * MSS);
@@ -76,8 +77,8 @@ fn near_the_threshold_and_beyond_a_window_takes_five_sixths() {
     let info = peer.engine.info();
     assert_eq!(info.congestion_window, MSS as u32);
     assert_eq!(info.slow_start_threshold, 10 * MSS as u32);
-    // Everything was lost, as a duplicate to what F-RTO sends shows: the window
-    // begins with a segment.
+    // A duplicate of the segment that F-RTO sent shows that everything was lost: the
+    // window starts at one segment.
     peer.give(ACK, 0, 11 * MSS as u32, b"");
     peer.sent();
     peer.give(ACK, 0, 11 * MSS as u32, b"");
@@ -125,7 +126,7 @@ fn nothing_is_sent_faster_than_asked() {
         let mut peer = Peer::established(&config);
         assert_eq!(peer.engine.pacing_rate_max(), Some(100_000));
         peer.write(40 * MSS);
-        // The initial window, too: two segments each 20 ms.
+        // The initial window, too: two segments per 20 ms.
         let sent = bursts(&mut peer, ms(99));
         let expected: Vec<_> = (0..5).map(|at| (ms(20 * at), 2)).collect();
         for (burst, expected) in sent.iter().zip(&expected) {
@@ -169,7 +170,7 @@ fn pauses_earn_no_more_than_a_burst(config: &Config) {
         peer.now += pause;
         peer.write(8 * MSS);
         let sent = bursts(&mut peer, ms(20));
-        // A segment a millisecond.
+        // A segment per millisecond.
         assert!(
             sent[0].1 <= 3 && sent.len() >= 3,
             "{sent:?} after {pause:?}"
@@ -180,8 +181,8 @@ fn pauses_earn_no_more_than_a_burst(config: &Config) {
     }
 }
 
-/// The first burst of what is written on a path of 100 ms with a window of 40
-/// segments, twice of which a round trip are 800 bytes a millisecond.
+/// The first burst of written data on a path of 100 ms with a window of 40 segments.
+/// Twice that window per round trip is 800 bytes per millisecond.
 fn first_burst(config: Config) -> usize {
     let mut peer = Peer::established(&Config {
         offload: 64_000,
@@ -199,7 +200,7 @@ fn first_burst(config: Config) -> usize {
 
 #[test]
 fn a_burst_of_the_device_is_a_millisecond_s_worth() {
-    // But two segments at least, unless configured otherwise.
+    // At least two segments, unless configured otherwise.
     assert_eq!(first_burst(plain()), 2 * MSS);
     let config = |burst_min, pacing_rate_max| Config {
         burst_min,
@@ -219,7 +220,7 @@ fn a_burst_grows_with_the_rate_and_the_nearer_the_peer_is() {
             initial_window: window,
             ..plain()
         });
-        // The handshake's 100 ms do not count any more.
+        // The handshake's 100 ms no longer count.
         for byte in 0..100 {
             peer.write(1);
             peer.sent();
@@ -234,9 +235,9 @@ fn a_burst_grows_with_the_rate_and_the_nearer_the_peer_is() {
         });
         first.unwrap()
     };
-    // Twice the window a round trip are 12 MB/s; four halvings leave 4000 bytes.
+    // Twice the window per round trip is 12 MB/s; four halvings leave 4000 bytes.
     assert_eq!(burst(30, Duration::from_micros(2500)), 15 * MSS);
-    // Fewer than one: all but for the window.
+    // Less than one halving: everything except the window's limit.
     assert_eq!(burst(60, Duration::from_micros(400)), 30 * MSS);
     assert_eq!(burst(30, ms(5)), 12 * MSS);
 }

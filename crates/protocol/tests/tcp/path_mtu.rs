@@ -1,4 +1,4 @@
-//! The path's MTU, found out by sending (RFC 4821).
+//! The path's MTU, found by sending (RFC 4821).
 
 use std::time::Duration;
 
@@ -20,7 +20,7 @@ fn link(config: Config, length: usize) -> Link {
     Link::new(hosts, FAIR, 3)
 }
 
-/// Has one host send more.
+/// Makes one host send more.
 fn more(link: &mut Link, length: usize) {
     let salt = link.hosts[0].to_send.len() as u8;
     link.hosts[0].to_send.extend(pattern(length, salt));
@@ -30,8 +30,8 @@ fn info(link: &mut Link) -> Info {
     link.hosts[0].connection().info()
 }
 
-/// The path carries so much payload and the 12 bytes of timestamps: what a search
-/// finds, at the most.
+/// The path carries `payload` bytes of payload and the 12 bytes of timestamps, which is
+/// the most that a search finds.
 fn found(info: &Info, payload: u32) -> bool {
     info.send_mss <= payload && info.send_mss + 8 > payload
 }
@@ -47,12 +47,12 @@ fn a_black_hole_from_the_beginning_is_found_and_measured() {
         assert!(found(&info, payload as u32), "{payload}: {info:?}");
         assert_eq!(info.path_mtu, info.send_mss + 12 + 40);
         assert!(info.timeouts <= 8, "{info:?}");
-        // Each probe that was too large was sent again, and nothing for it.
+        // Each probe that was too large was retransmitted, and had no other effect.
         assert_eq!(link.hosts[0].error, None);
     }
 }
 
-/// All of it fits into the size to fall back to, which the path does not carry.
+/// All of it fits into the fallback size, which the path does not carry.
 #[test]
 fn little_data_gets_out_of_a_black_hole() {
     for (length, timestamps) in [(473, false), (1024, false), (700, true)] {
@@ -106,7 +106,7 @@ fn an_outage_costs_the_size_for_a_moment_only() {
     assert_eq!(info(&mut link).send_mss, 1448);
 }
 
-/// Of a connection that sends messages, of which none is enough for a probe.
+/// For a connection that sends messages, none of which is large enough for a probe.
 #[test]
 fn after_an_outage_messages_are_whole_segments_again() {
     for length in [300, 900, 1400] {
@@ -123,7 +123,7 @@ fn after_an_outage_messages_are_whole_segments_again() {
             // The congestion window has to grow first.
             more(&mut link, length);
             link.run_for(Duration::from_secs(5));
-            // What a bad path loses is sent again.
+            // Data that a bad path loses is retransmitted.
             let sent = |link: &mut Link| {
                 let info = info(link);
                 info.segments_sent - info.retransmissions
@@ -137,7 +137,8 @@ fn after_an_outage_messages_are_whole_segments_again() {
     }
 }
 
-/// One whose messages do not fit goes back to the size that got through, and stays there.
+/// A connection whose messages do not fit returns to the size that got through, and stays
+/// there.
 #[test]
 fn a_black_hole_stalls_messages_twice_at_most() {
     // Found after several reductions, and after one.
@@ -209,7 +210,7 @@ fn what_icmp_has_said_is_doubted_after_ten_minutes() {
         let mut link = link(config, 3_000_000);
         link.hosts[0].closes = false;
         link.run_for(ms(200));
-        // Forged, for the path carries all.
+        // A forged error, since the path carries everything.
         too_big(&mut link, 68);
         assert_eq!(info(&mut link).send_mss, 524);
         link.run_for(5 * MINUTE);
@@ -396,7 +397,7 @@ fn a_probe_lost_with_others_shows_nothing() {
     let (mut peer, offset) = probing(0);
     peer.write(9 * 1024);
     assert_eq!(peer.sent()[0].payload.len(), 2512);
-    // Nothing arrives: the timeout sends it again in ordinary segments.
+    // Nothing arrives: the timeout retransmits it in ordinary segments.
     while peer.engine.info().timeouts == 0 {
         peer.wait_for_timer();
         for frame in peer.sent() {
@@ -413,8 +414,8 @@ fn a_probe_lost_with_others_shows_nothing() {
 proptest! {
     #![proptest_config(ProptestConfig { cases: 80, ..ProptestConfig::default() })]
 
-    /// Whatever of 512 bytes or more the path carries, and whenever that changes:
-    /// every byte arrives.
+    /// For any path that carries 512 bytes or more, whenever that changes, every byte
+    /// arrives.
     #[test]
     fn any_path_delivers_all(
         paths in prop::collection::vec((460usize..1500, 0u64..8000), 1..4),
@@ -441,8 +442,8 @@ proptest! {
             }
             link.run_for(ms(time));
         }
-        // Without timestamps the timeout stays backed off until something is
-        // acknowledged that was sent once.
+        // Without timestamps the timeout stays backed off until data that was sent once
+        // is acknowledged.
         link.run(60 * MINUTE);
         link.assert_delivered();
         prop_assert_eq!((link.hosts[0].error, link.hosts[1].error), (None, None));

@@ -1,5 +1,5 @@
-//! One engine against a peer whose segments are written by hand: "the peer
-//! gives", "we must send".
+//! One engine with a peer whose segments are written by hand: "the peer gives", "we must
+//! send".
 
 use std::time::Duration;
 
@@ -25,11 +25,11 @@ pub fn ms(milliseconds: u64) -> Duration {
 /// Our initial sequence number, and the peer's: so that both wrap soon.
 pub const OURS: u32 = u32::MAX - 1000;
 pub const THEIRS: u32 = u32::MAX - 2000;
-/// What a segment carries, and the peer's window unless a test says otherwise.
+/// Payload of a segment, and the peer's window unless a test sets another.
 pub const MSS: usize = 1000;
 pub const WINDOW: u16 = 60_000;
 
-/// Without timestamps and window scale, so that numbers are what they seem.
+/// No timestamps or window scale, so that numbers appear unchanged.
 pub fn plain() -> Config {
     Config {
         mss: MSS as u16,
@@ -75,7 +75,7 @@ impl Peer {
         Self::with_window(config, WINDOW)
     }
 
-    /// The same, of a peer with another window.
+    /// The same, with a peer that has another window.
     pub fn with_window(config: &Config, window: u16) -> Self {
         let now = Duration::from_secs(1000);
         let handshake = Handshake {
@@ -111,7 +111,7 @@ impl Peer {
         }
     }
 
-    /// Established and past the acknowledgments at once of the beginning.
+    /// Established and past the initial quick acknowledgments.
     pub fn past_quickack(config: &Config) -> Self {
         let mut peer = Self::established(config);
         peer.engine.set_quick_ack(false);

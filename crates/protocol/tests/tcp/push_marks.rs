@@ -27,8 +27,7 @@ fn holds(peer: &mut Peer, first: u32, end: u32) {
     peer.sack = blocks;
 }
 
-/// Of each segment that leaves now: where it begins, its length, whether it is
-/// pushed.
+/// For each segment that leaves now: its offset, its length, whether it is pushed.
 fn sent(peer: &mut Peer) -> Vec<(u32, usize, bool)> {
     let mut segments = Vec::new();
     peer.engine.output(peer.now, &mut |outgoing| {
@@ -47,7 +46,7 @@ fn the_end_of_a_write_is_pushed_unless_more_follows() {
     assert_eq!(sent(&mut peer), [(0, MSS, false)]);
     write(&mut peer, MSS, SendFlags::default());
     assert_eq!(sent(&mut peer), [(1000, MSS, true)]);
-    // Of what waits, only the last push counts.
+    // Only the last of the waiting pushes counts.
     peer.window = 2000;
     peer.give(ACK, 0, 2000, b"");
     peer.write(MSS);
@@ -75,7 +74,7 @@ fn a_push_is_kept_when_its_segment_is_sent_again() {
     peer.give(ACK, 0, 300, b"");
     peer.wait(ms(200));
     let again = sent(&mut peer);
-    // The two that are lost leave together; both were pushed.
+    // The two lost segments leave together; both were pushed.
     assert_eq!(again.first(), Some(&(300, 900, true)), "{again:?}");
 }
 
@@ -93,7 +92,7 @@ fn no_more_than_half_of_the_largest_window_leaves_without_a_push() {
         .filter(|segment| segment.2)
         .map(|segment| segment.0)
         .collect();
-    // Of a window of 60,000 bytes.
+    // Half of a window of 60,000 bytes.
     assert_eq!(pushed, [30_000, 59_000]);
 }
 
@@ -124,7 +123,7 @@ fn no_segment_crosses_the_end_of_a_record() {
     write(&mut peer, 1500, RECORD);
     write(&mut peer, 200, RECORD);
     peer.write(MSS);
-    // Nagle's algorithm does not hold back what more waits behind.
+    // Nagle's algorithm does not hold back a record that more data follows.
     assert_eq!(
         sent(&mut peer),
         [
@@ -134,7 +133,7 @@ fn no_segment_crosses_the_end_of_a_record() {
             (1700, 1000, true)
         ]
     );
-    // Nor when they are sent again, all at one time.
+    // Records are not merged in a retransmission at one time either.
     let frozen = peer.engine.freeze(peer.now);
     peer.engine = Connection::thaw(&frozen, peer.now).unwrap();
     peer.now += ms(100);

@@ -1,4 +1,4 @@
-//! Random numbers that are the same each time.
+//! Repeatable random numbers.
 
 /// Small and fast: xorshift64*.
 #[derive(Clone)]

@@ -1,5 +1,5 @@
-//! What is done with what comes (RFC 9293 §3.8.6, §3.10.7): acknowledgments,
-//! windows, order, timestamps, urgent data.
+//! Processing of received segments (RFC 9293 §3.8.6, §3.10.7): acknowledgments, windows,
+//! order, timestamps, urgent data.
 
 use std::time::Duration;
 
@@ -8,7 +8,7 @@ use tidewall_wire::tcp::{Flags, SackBlocks};
 
 use crate::peer::{ACK, MSS, Peer, THEIRS, both, ms, plain};
 
-/// Acknowledged offsets of what is sent now.
+/// Acknowledged offsets of the segments sent now.
 fn acknowledged(peer: &mut Peer) -> Vec<u32> {
     peer.brief().iter().map(|segment| segment.2).collect()
 }
@@ -79,10 +79,10 @@ fn what_lies_beyond_a_hole_is_kept_and_reported() {
     peer.give(ACK, 1000, 0, &[2; 1000]);
     assert_eq!(at(&mut peer), [(1000, 2000)]);
     peer.give(ACK, 5000, 0, &[6; 500]);
-    // The last first (RFC 2018 §4).
+    // The latest first (RFC 2018 §4).
     assert_eq!(at(&mut peer), [(5000, 5500), (1000, 2000)]);
     peer.give(ACK, 1500, 0, &[2; 1000]);
-    // Before all, what has come again (RFC 2883).
+    // The duplicate comes before all others (RFC 2883).
     assert_eq!(at(&mut peer), [(1500, 2000), (1000, 2500), (5000, 5500)]);
     assert!(!peer.engine.readable());
     peer.give(ACK, 0, 0, &[1; 1200]);
@@ -118,7 +118,8 @@ fn the_window_closes_and_opens_in_good_steps() {
         peer.give(ACK, segment * MSS as u32, 0, &[0; MSS]);
     }
     assert_eq!(window(&mut peer), Some(0));
-    // More than fits: nothing of it is kept, and the peer is reported.
+    // More than fits: none of it is kept, and the acknowledgment reports that to the
+    // peer.
     peer.give(ACK, 10_000, 0, &[0; MSS]);
     assert_eq!(window(&mut peer), Some(0));
     // An acknowledgment is taken even so.
@@ -143,7 +144,7 @@ fn old_and_overlapping_data_is_cut() {
     peer.give(ACK, 3, 0, b"defghi");
     assert_eq!(peer.engine.received().concat(), b"abcdefghi");
     peer.sent();
-    // Wholly old: the acknowledgment was lost, so there is one at once.
+    // Wholly old data: the acknowledgment was lost, so one is sent at once.
     peer.give(ACK, 0, 0, b"abcdef");
     assert_eq!(acknowledged(&mut peer), [9]);
     peer.give(ACK, 0, 0, b"abcdef");
@@ -205,8 +206,8 @@ fn old_timestamps_are_refused_unless_very_old() {
     peer.give(ACK, 5, 0, b"older");
     assert_eq!(peer.engine.received().concat(), b"first");
     assert_eq!(acknowledged(&mut peer), [5], "RFC 7323 §5.3, R1");
-    // Without a timestamp at all there is nothing to compare: taken, as Linux does,
-    // and the echo stays what it was.
+    // Without a timestamp there is nothing to compare: the segment is accepted, as by
+    // Linux, and the echo does not change.
     peer.timestamps = None;
     peer.give(ACK, 5, 0, b"none.");
     assert_eq!(peer.engine.received().concat(), b"firstnone.");
@@ -287,7 +288,7 @@ fn an_idle_connection_holds_no_buffers() {
     assert!(size <= 928, "{size}");
 }
 
-/// What a sender may have on the way, where segments wait in a place for 16 of them.
+/// The data that a sender may have in transit if segments wait in a queue of 16.
 fn on_the_way(peer: &mut Peer) -> usize {
     let sent = peer.sent();
     let last = sent.last().expect("an acknowledgment");
@@ -312,7 +313,7 @@ fn the_window_keeps_to_the_place_where_segments_wait() {
         peer.engine.segments_taken(segments, now);
         peer.engine.consume(usize::MAX);
     };
-    // What was announced before it was known stays announced. Over half of the place is
+    // A window announced before the limit was set stays valid. Over half of the queue is
     // full each time.
     let mut narrowest = usize::MAX;
     for _ in 0..20 {
@@ -320,14 +321,14 @@ fn the_window_keeps_to_the_place_where_segments_wait() {
         narrowest = narrowest.min(on_the_way(&mut peer));
     }
     assert!(narrowest <= PLACE * MSS * 3 / 4, "{narrowest}");
-    // A sender that is held back by a round trip, and a receiver that comes often.
+    // A sender that is limited by a round trip, and a receiver that comes often.
     let mut widest = 0;
     for _ in 0..200 {
         give(&mut peer, 2);
         widest = widest.max(on_the_way(&mut peer));
     }
     assert!(widest > PLACE * MSS * 2, "{widest}");
-    // It was away, and the place was full.
+    // The receiver was away, and the queue was full.
     give(&mut peer, PLACE);
     peer.sent();
     for _ in 0..100 {

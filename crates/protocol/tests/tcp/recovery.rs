@@ -18,7 +18,7 @@ fn at(segments: u32) -> u32 {
     OURS.wrapping_add(1 + segments * MSS as u32)
 }
 
-/// The segments that are sent now, by their number; all are full.
+/// The segments sent now, by number; all are full.
 fn sent(peer: &mut Peer) -> Vec<u32> {
     peer.sent()
         .iter()
@@ -29,7 +29,7 @@ fn sent(peer: &mut Peer) -> Vec<u32> {
         .collect()
 }
 
-/// An acknowledgment of so many segments, with blocks.
+/// Acknowledges `segments` segments, with blocks.
 fn acknowledge(peer: &mut Peer, segments: u32, blocks: &[(u32, u32)]) {
     for &(start, end) in blocks {
         peer.sack.push(at(start), at(end));
@@ -37,7 +37,7 @@ fn acknowledge(peer: &mut Peer, segments: u32, blocks: &[(u32, u32)]) {
     peer.give(ACK, 0, segments * MSS as u32, b"");
 }
 
-/// `count` segments sent, and 50 ms passed of a round trip of 100 ms.
+/// `count` segments are sent, and 50 ms of a round trip of 100 ms have passed.
 fn in_flight(config: &Config, count: usize) -> Peer {
     let mut peer = Peer::established(config);
     peer.write(count * MSS);
@@ -50,7 +50,7 @@ fn segments(bytes: u32) -> u32 {
     bytes / MSS as u32
 }
 
-/// How long 42 segments and the end take, and what the sender reports then.
+/// How long 42 segments and the end take, and the sender's statistics then.
 fn transfer(fates: &[(u32, u32, Option<Duration>)], sack: bool) -> (Duration, Info) {
     let config = Config {
         sack,
@@ -136,8 +136,8 @@ fn a_retransmission_that_is_lost_is_found_as_well() {
 
 #[test]
 fn reordering_is_learned() {
-    // Late by less than a quarter of a round trip, once: duplicates begin a
-    // recovery, which is undone, and then it is no news.
+    // Late by less than a quarter of a round trip, once: duplicates begin a recovery,
+    // which is undone. After that, lateness is expected.
     let (_, info) = transfer(&[(3, 1, Some(ms(4)))], true);
     assert_eq!(
         (info.timeouts, info.congestion_state),
@@ -158,8 +158,8 @@ fn reordering_is_learned() {
 
 #[test]
 fn a_probe_reveals_what_was_lost_before_it() {
-    // As RFC 8985 §3.3 (figure 1), but that the reduction paces what is sent: P1
-    // to P3 are lost.
+    // As RFC 8985 §3.3 (figure 1), except that the reduction paces the retransmissions:
+    // P1 to P3 are lost.
     let mut peer = Peer::established(&plain());
     peer.write(4 * MSS);
     assert_eq!(sent(&mut peer), [0, 1, 2, 3]);
@@ -189,7 +189,7 @@ fn a_lost_retransmission_is_found_by_what_left_after_it() {
     let mut peer = in_flight(&plain(), 60);
     acknowledge(&mut peer, 0, &[(1, 6)]);
     assert_eq!(sent(&mut peer)[0], 0);
-    // What was new when it left arrives, a round trip later, and it does not.
+    // New data arrives a round trip later, but the retransmission does not.
     peer.now += ms(1);
     acknowledge(&mut peer, 0, &[(1, 10)]);
     let new = sent(&mut peer);
@@ -219,7 +219,7 @@ fn a_probe_is_new_data_where_there_is_some() {
         [(ACK | tidewall_wire::tcp::Flags::PSH, 10_000, 0, 300)]
     );
     assert_eq!(peer.engine.info().loss_probes, 1);
-    // One at a time: what follows is the timeout.
+    // One probe at a time: the timeout follows.
     peer.wait_for_timer();
     assert_eq!(sent(&mut peer), [0]);
     let info = peer.engine.info();
@@ -259,13 +259,13 @@ fn a_probe_that_repaired_a_loss_reduces_the_window_and_one_that_did_not_does_not
         acknowledge(peer, 5, &[]);
         peer.engine.info()
     };
-    // Acknowledged once: one of both was lost.
+    // Acknowledged once: one of the two was lost.
     let mut peer = probed();
     acknowledge(&mut peer, 4, &[]);
     let info = more(&mut peer);
     assert_eq!(segments(info.slow_start_threshold), 7);
     assert_eq!(segments(info.congestion_window), 7);
-    // Both have arrived, the receiver reports, with D-SACK or without.
+    // The receiver reports that both have arrived, with D-SACK or without.
     for blocks in [&[(3, 4)][..], &[]] {
         let mut peer = probed();
         acknowledge(&mut peer, 4, &[]);
@@ -277,7 +277,7 @@ fn a_probe_that_repaired_a_loss_reduces_the_window_and_one_that_did_not_does_not
 
 #[test]
 fn the_window_shrinks_in_proportion_to_what_arrives() {
-    // Ten in flight, the first lost, CUBIC's threshold seven: seven for ten.
+    // Ten in flight, the first lost, CUBIC's threshold seven: seven are sent for ten.
     let mut peer = in_flight(&plain(), 60);
     let mut again = Vec::new();
     for end in 2..=10 {
@@ -320,7 +320,7 @@ fn limited_transmit_sends_new_data_for_the_first_duplicates() {
 
 #[test]
 fn losses_between_sacked_ranges_need_no_three_duplicates() {
-    // Two segments arrive beyond the hole and nothing more: time reports.
+    // Two segments arrive beyond the hole and nothing more: the timer finds the loss.
     let mut peer = in_flight(&plain(), 3);
     acknowledge(&mut peer, 0, &[(1, 3)]);
     assert_eq!(sent(&mut peer), []);
@@ -349,7 +349,7 @@ fn echoes_older_than_the_retransmission_undo_a_recovery() {
     assert_eq!(sent(&mut peer), [0]);
     assert_eq!(segments(peer.engine.info().slow_start_threshold), 7);
     peer.now += ms(2);
-    // The first was late: what acknowledges it echoes its timestamp.
+    // The first segment was late: its acknowledgment echoes its timestamp.
     stamp(&mut peer, first);
     acknowledge(&mut peer, 10, &[]);
     let info = peer.engine.info();
@@ -388,7 +388,7 @@ fn a_duplicate_for_each_retransmission_undoes_a_recovery() {
     assert_eq!(info.recoveries_undone, 1);
 }
 
-/// All in flight times out; what is sent then is the first segment.
+/// All data in flight times out; then the first segment is sent.
 fn timed_out(config: &Config, count: usize) -> Peer {
     let mut peer = in_flight(config, count);
     loop {
@@ -411,9 +411,9 @@ fn a_timeout_that_was_spurious_is_undone_by_what_was_sent_once() {
         let mut peer = timed_out(&Config { sack, ..plain() }, 60);
         let next = segments(peer.engine.info().unacknowledged);
         peer.now += ms(10);
-        // The first was not lost but late.
+        // The first segment was not lost but late.
         acknowledge(&mut peer, 1, &[]);
-        // F-RTO sends what is new instead of what is taken to be lost.
+        // F-RTO sends new data instead of data assumed lost.
         assert_eq!(sent(&mut peer), [next, next + 1]);
         peer.now += ms(1);
         acknowledge(&mut peer, 2, &[]);
@@ -435,7 +435,7 @@ fn a_timeout_that_was_not_repairs_the_rest() {
         acknowledge(&mut peer, 1, &[]);
         assert_eq!(sent(&mut peer), [next, next + 1]);
         peer.now += ms(100);
-        // Only what is new arrives.
+        // Only the new data arrives.
         let blocks = [(next, next + 1)];
         acknowledge(&mut peer, 1, if sack { &blocks } else { &[] });
         assert_eq!(sent(&mut peer)[0], 1, "{sack}");
@@ -467,10 +467,10 @@ fn a_receiver_that_takes_back_what_it_said_is_sent_everything() {
     acknowledge(&mut peer, 0, &[(2, 8)]);
     assert_eq!(sent(&mut peer), [0, 1]);
     peer.now += ms(100);
-    // It has dropped what it had, and acknowledges the holes alone.
+    // The receiver has dropped its data, and acknowledges only the holes.
     acknowledge(&mut peer, 2, &[]);
     assert_eq!(sent(&mut peer), []);
-    // It gets half a round trip, then all counts as lost.
+    // The receiver gets half a round trip; then all data counts as lost.
     assert_eq!(peer.wait_for_timer(), ms(50));
     assert_eq!(sent(&mut peer), [2]);
     let info = peer.engine.info();
@@ -482,8 +482,8 @@ fn a_receiver_that_takes_back_what_it_said_is_sent_everything() {
 
 #[test]
 fn a_delay_spike_costs_no_window() {
-    // Half a second in which nothing arrives, in mid-transfer; F-RTO or the
-    // timestamps show that nothing was lost.
+    // For half a second in mid-transfer nothing arrives; F-RTO or the timestamps show
+    // that nothing was lost.
     for (timestamps, sack) in [(true, true), (false, true), (true, false), (false, false)] {
         let config = Config {
             timestamps,

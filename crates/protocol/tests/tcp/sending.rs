@@ -20,7 +20,7 @@ fn nagle_holds_a_second_small_segment_until_the_first_is_acknowledged() {
     peer.write(10);
     peer.write(10);
     assert_eq!(lengths(&mut peer), [0; 0]);
-    // Full segments go.
+    // Full segments leave.
     peer.write(MSS);
     assert_eq!(lengths(&mut peer), [MSS]);
     peer.give(ACK, 0, 10, b"");
@@ -129,7 +129,7 @@ fn what_left_of_a_refused_burst_may_be_acknowledged_and_nothing_beyond() {
         true
     });
     assert_eq!(next, Some(first.wrapping_add(3 * MSS as u32)));
-    // All that was offered has left by now: an acknowledgment of more is refused again.
+    // All offered data has left by now: an acknowledgment of more is refused again.
     peer.give(ACK, 0, 39 * MSS as u32, b"");
     assert!(peer.engine.awaits_acknowledgment());
 }
@@ -144,7 +144,7 @@ fn a_burst_is_at_most_half_of_the_congestion_window() {
     });
     peer.write(20 * MSS);
     let pushed = both(ACK, Flags::PSH);
-    // What is left for a segment alone is none.
+    // The remainder is less than a segment, so there is no burst.
     assert_eq!(
         bursts(&mut peer),
         [(3 * MSS, pushed), (3 * MSS, pushed), (MSS, ACK)]
@@ -162,7 +162,7 @@ fn a_burst_that_the_device_does_not_cut_leaves_as_segments_the_last_pushed() {
     let pushed = both(ACK, Flags::PSH);
     let flags: Vec<_> = bursts(&mut peer).iter().map(|burst| burst.1).collect();
     assert_eq!(flags, [ACK, ACK, pushed, ACK, ACK, pushed, ACK]);
-    // The rest of a burst that there was no room for is one by itself.
+    // The rest of a burst without room is a burst itself.
     peer.give(ACK, 0, 7 * MSS as u32, b"");
     let (now, mut room) = (peer.now, 3);
     peer.engine.output(now, &mut |_| {
@@ -210,11 +210,11 @@ fn the_sender_avoids_silly_windows() {
     peer.give(ACK, 0, 0, b"");
     peer.write(5 * MSS);
     peer.sent();
-    // Less than a segment and less than half of the largest window: not worth it,
+    // Less than a segment and less than half of the largest window: not worth sending,
     peer.window = 500;
     peer.give(ACK, 0, 0, b"");
     assert_eq!(lengths(&mut peer), [0; 0]);
-    // unless nothing better comes.
+    // unless nothing better happens.
     assert_eq!(peer.wait_for_timer(), ms(200));
     assert_eq!(lengths(&mut peer), [500]);
     peer.window = 1500;
@@ -237,10 +237,10 @@ fn segments_are_at_most_half_of_the_largest_window() {
     assert_eq!(lengths(&mut peer), [1152, 1152]);
     peer.give(ACK, 0, 2304, b"");
     assert_eq!(lengths(&mut peer), [1152, 1152]);
-    // The rest waits for nothing: what is in flight was full.
+    // The rest does not wait: the segments in flight were full.
     peer.give(ACK, 0, 2304 + 1152, b"");
     assert_eq!(lengths(&mut peer), [392]);
-    // A window that grows has larger ones.
+    // A larger window permits larger segments.
     peer.window = 5000;
     peer.give(ACK, 0, 5000, b"");
     peer.write(5000);
@@ -272,7 +272,7 @@ fn a_closed_window_is_probed_ever_more_seldom_and_for_ever() {
     for _ in 0..40 {
         intervals.push(peer.wait_for_timer());
         let probes = peer.brief();
-        // One below what is acknowledged, so that the peer answers.
+        // One below the acknowledged number, so that the peer answers.
         assert_eq!(probes, [(ACK, u32::MAX, 0, 0)]);
         peer.give(ACK, 0, 0, b"");
     }
@@ -354,7 +354,7 @@ fn three_duplicates_send_the_first_segment_again() {
     let info = peer.engine.info();
     assert_eq!((info.fast_recoveries, info.retransmissions), (1, 1));
     assert!(info.congestion_window < 10 * MSS as u32);
-    // A partial acknowledgment names the next hole, which is sent as soon as the
+    // A partial acknowledgment names the next hole, which is retransmitted as soon as the
     // reduced window has room.
     peer.give(ACK, 0, 3 * MSS as u32, b"");
     assert_eq!(peer.brief(), []);
@@ -419,7 +419,7 @@ fn after_a_pause_the_window_begins_anew() {
     assert_eq!(lengths(&mut peer), [MSS; 10]);
 }
 
-/// Grows the window to twenty segments and more, and says how far it got.
+/// Grows the window to twenty segments and more, and returns its size.
 fn grown(peer: &mut Peer) -> u32 {
     let mut offset = 0;
     for _ in 0..2 {
@@ -442,7 +442,7 @@ fn a_window_that_is_not_used_is_halved_once_a_timeout() {
     let window = peer.engine.info().congestion_window;
     assert!(window >= 20 * MSS as u32, "{window}");
     let mut windows = Vec::new();
-    // A segment each 100 ms, well within a retransmission timeout.
+    // A segment per 100 ms, well within a retransmission timeout.
     for _ in 0..40 {
         peer.now += ms(100);
         peer.write(MSS);
@@ -468,7 +468,7 @@ fn acknowledgments_that_come_together_all_count_for_the_window() {
     peer.write(10 * MSS);
     peer.sent();
     peer.now += ms(100);
-    // What was in flight was all of the window; that it grows meanwhile does not
+    // The data in flight was the whole window; that the window grows meanwhile does not
     // change that.
     for segment in 1..=10 {
         peer.give(ACK, 0, segment * MSS as u32, b"");
@@ -485,7 +485,7 @@ fn what_sending_waits_for_is_timed() {
     };
     peer.now += ms(500);
     assert_eq!(times(&peer), [ms(0); 3], "nothing to send");
-    // The network.
+    // Limited by the network.
     peer.write(2 * MSS);
     assert_eq!(lengths(&mut peer), [MSS; 2]);
     peer.now += ms(30);
@@ -509,7 +509,7 @@ fn what_sending_waits_for_is_timed() {
     assert_eq!(lengths(&mut peer), [MSS; 2]);
     peer.now += ms(10);
     assert_eq!(times(&peer), [ms(60), ms(20), ms(0)]);
-    // Our own buffer: all of it has left, and a writer has more.
+    // Limited by our own buffer: all of it has left, and a writer has more.
     peer.engine.set_send_buffer(5 * MSS as u32);
     assert_eq!(peer.engine.write(&[0; 9000]), Ok(3 * MSS));
     assert_eq!(lengths(&mut peer), [MSS; 3]);
@@ -550,7 +550,7 @@ fn not_much_more_than_the_low_water_mark_waits_to_be_sent() {
     assert_eq!(lengths(&mut peer), [MSS; 2]);
     assert_eq!(peer.engine.info().not_sent, 500);
     assert!(peer.engine.writable());
-    // A closed window lets nothing leave: the mark alone counts.
+    // A closed window stops all data: only the mark counts.
     peer.window = 0;
     peer.give(ACK, 0, 14_000, b"");
     assert_eq!(lengths(&mut peer), [0; 0]);
@@ -578,7 +578,7 @@ fn a_window_goes_with_the_acknowledgment_that_it_came_with() {
     peer.give(ACK, 100, 0, b"");
     peer.write(10 * MSS);
     assert_eq!(peer.brief().len(), 3);
-    // The peer's first data again, which came late the first time; with it comes an
+    // The peer's first data again, which arrived late the first time. With it come an
     // acknowledgment, and a window that ends where the last one did.
     peer.window = 1000;
     peer.give(ACK, 0, 2000, &[7; 100]);

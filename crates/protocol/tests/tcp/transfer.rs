@@ -33,7 +33,7 @@ fn both_ends_get_what_the_other_sent() {
     }
 }
 
-/// Configurations that take different ways through the engine.
+/// Configurations that take different paths through the engine.
 fn configs() -> impl Strategy<Value = Config> {
     (
         any::<[bool; 4]>(),
@@ -88,8 +88,8 @@ fn weathers() -> impl Strategy<Value = Weather> {
 proptest! {
     #![proptest_config(ProptestConfig { cases: 150, ..ProptestConfig::default() })]
 
-    /// The claim of the engine: over any link, between any two configurations,
-    /// with any speed of reading.
+    /// The guarantee of the engine: over any link, between any two configurations, at any
+    /// reading speed.
     #[test]
     fn a_hostile_link_changes_nothing(
         configs in [configs(), configs()], weather in [weathers(), weathers()],

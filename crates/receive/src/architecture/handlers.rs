@@ -25,7 +25,7 @@ pub(super) struct InterruptHandler {
 
 impl Drop for InterruptHandler {
     fn drop(&mut self) {
-        // Nothing more comes: this ends the softirq.
+        // No more frames follow: this ends the softirq.
         self.posted.close();
     }
 }

@@ -1,15 +1,16 @@
 //! The bounded queue between the interrupt and the softirq of a host architecture.
 //!
-//! Both threads are real-time ones on one processor. The interrupt may have preempted the
-//! softirq anywhere, so it must sleep where it waits for it, and never spin: a lower thread
-//! gets no time beside one that spins. (The standard library's bounded channel spins in
-//! `try_send` while a receiver is about to empty a slot.)
+//! Both are real-time threads on one processor. The interrupt may have preempted the
+//! softirq anywhere. When it waits for the softirq it must therefore sleep and never
+//! spin: a lower-priority thread never runs while a higher one spins. (The standard
+//! library's bounded channel spins in `try_send` while a receiver is about to empty a
+//! slot.)
 
 use std::collections::VecDeque;
 use std::sync::{Mutex, MutexGuard, OnceLock, PoisonError};
 use std::thread::{self, Thread};
 
-/// A queue with one thread that takes.
+/// A queue with one consumer thread.
 pub(super) struct IpQueue<T> {
     room: usize,
     state: Mutex<State<T>>,
@@ -33,8 +34,8 @@ impl<T> IpQueue<T> {
         }
     }
 
-    /// Appends an item and wakes the taker; gives it back where there is no room, or no
-    /// thread that takes.
+    /// Appends an item and wakes the consumer. Returns the item where there is no room,
+    /// or no consumer.
     pub(super) fn post(&self, item: T) -> Result<(), T> {
         let Some(taker) = self.taker.get() else {
             return Err(item);
@@ -49,7 +50,7 @@ impl<T> IpQueue<T> {
         Ok(())
     }
 
-    /// Makes the calling thread the one that takes.
+    /// Makes the calling thread the consumer.
     pub(super) fn begin(&self) {
         let _ = self.taker.set(thread::current());
     }
@@ -69,7 +70,7 @@ impl<T> IpQueue<T> {
         }
     }
 
-    /// Refuses further items: the taker ends with the last one.
+    /// Refuses further items: the consumer ends after the last one.
     pub(super) fn close(&self) {
         self.lock().closed = true;
         if let Some(taker) = self.taker.get() {
@@ -125,7 +126,8 @@ mod tests {
         });
     }
 
-    /// A real-time thread that spun here would keep the one it waits for from running.
+    /// A real-time thread that spun here would keep the thread that it waits for from
+    /// running.
     #[test]
     fn a_post_that_meets_the_taker_sleeps() {
         const HELD: Duration = Duration::from_millis(200);

@@ -2,19 +2,19 @@
 //!
 //! | | take from ring | demux | queue that can overflow | protocol |
 //! |---|---|---|---|---|
-//! | `bsd` | interrupt | softirq (PCB look-up) | shared IP queue, then socket queue | softirq |
-//! | `early-demux` | interrupt | interrupt | socket queue, checked before the softirq is posted | softirq |
-//! | `softirq` | softirq, Bp frames a round | softirq | socket queue | softirq |
+//! | `bsd` | interrupt | softirq (PCB lookup) | shared IP queue, then socket queue | softirq |
+//! | `early-demux` | interrupt | interrupt | socket queue, checked before posting | softirq |
+//! | `softirq` | softirq, Bp frames per round | softirq | socket queue | softirq |
 //! | `soft-lrp` | interrupt | interrupt | channel | receiver |
 //! | `tidewall` | receiver | driver program | channel | receiver |
 //!
-//! *interrupt* and *softirq* are threads pinned to the receiver's CPU at
-//! SCHED_FIFO 2 and 1, so they preempt the application as hardware does; see
-//! [`HostThreads`]. `tidewall` needs none. (LRP §3.1–3.3 and §4, "Early-Demux".)
+//! *interrupt* and *softirq* are threads pinned to the receiver's CPU at SCHED_FIFO 2 and
+//! 1, so they preempt the application as hardware does; see [`HostThreads`]. `tidewall`
+//! needs none. (LRP §3.1–3.3 and §4, "Early-Demux".)
 //!
 //! In the paper's terms `tidewall` is SOFT-LRP in the receiver's context: the host's
-//! processor demultiplexes, so that a discarded frame still costs a poll. The paper's
-//! NI-LRP demultiplexes in the adaptor; the host pays nothing for what it discards.
+//! processor demultiplexes, so a discarded frame still costs a poll. The paper's NI-LRP
+//! demultiplexes in the adaptor; the host pays nothing for discarded frames.
 
 use std::fmt;
 use std::io;
@@ -40,29 +40,28 @@ use handlers::{InterruptHandler, Softirq};
 use ip_queue::IpQueue;
 use softirq::{Behind, ReceiveSoftirq};
 
-/// Frames that the shared IP queue of `bsd` holds (4.4BSD: `ipintrq`, whose
-/// `ifq_maxlen` is IFQ_MAXLEN, 50). Larger because one poll of the device
-/// delivers up to 128.
+/// Capacity of `bsd`'s shared IP queue, in frames (4.4BSD: `ipintrq`, whose `ifq_maxlen`
+/// is IFQ_MAXLEN, 50). Larger because one poll of the device delivers up to 128.
 const IP_QUEUE: usize = 256;
-/// Frames posted to the softirq of `early-demux`, whose bound is that of each
-/// socket queue: enough that this one is never the first to be full.
+/// Capacity of the queue of frames posted to the softirq of `early-demux`. The bound
+/// there is each socket queue's, so this one is large enough never to fill first.
 const POSTED: usize = 16_384;
 
 /// SCHED_FIFO priorities of the two threads.
 const INTERRUPT_PRIORITY: i32 = 2;
 const SOFTIRQ_PRIORITY: i32 = 1;
 
-/// Who does what.
+/// The division of work between threads.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Architecture {
     /// 4.4BSD: everything up to the socket queue at interrupt priority.
     Bsd,
     /// Early demultiplexing and discard, eager protocol processing.
     EarlyDemux,
-    /// Linux's arrangement since NAPI, on which RHIP's analysis rests: the
-    /// interrupt only wakes a softirq, which takes at most Bp frames a round
-    /// from the device through the protocol to the socket queue, ahead of the
-    /// application; what is left goes to a thread behind it (ksoftirqd).
+    /// Linux's arrangement since NAPI, on which RHIP's analysis rests. The interrupt only
+    /// wakes a softirq. It takes at most Bp frames per round from the device through the
+    /// protocol to the socket queue, ahead of the application. The rest is left to a
+    /// thread behind the application (ksoftirqd).
     Softirq,
     /// Demultiplexing in the interrupt handler, lazy protocol processing.
     SoftLrp,
@@ -93,8 +92,8 @@ impl Architecture {
         }
     }
 
-    /// True when frames in a channel have been through the protocol's checks
-    /// already, in the softirq.
+    /// True when frames in a channel have already passed the protocol's checks, in the
+    /// softirq.
     pub fn verifies_eagerly(self) -> bool {
         matches!(
             self,
@@ -102,14 +101,14 @@ impl Architecture {
         )
     }
 
-    /// True where receive control decides; LRP's other comparators take what
-    /// there is.
+    /// True where receive control decides; LRP's other comparators take every frame
+    /// available.
     pub fn is_controlled(self) -> bool {
         matches!(self, Architecture::Softirq | Architecture::Tidewall)
     }
 
-    /// True when threads of the host take frames from the ring, so that the
-    /// driver program must not demultiplex.
+    /// True when host threads take frames from the ring, so that the driver program must
+    /// not demultiplex.
     pub fn has_threads(self) -> bool {
         self != Architecture::Tidewall
     }
@@ -121,7 +120,7 @@ impl fmt::Display for Architecture {
     }
 }
 
-/// The name is none of the five.
+/// The name is not one of the five.
 #[derive(Debug, PartialEq, Eq)]
 pub struct UnknownArchitecture;
 
@@ -149,16 +148,16 @@ pub type Input = dyn Fn(&Shared, &Frame, &Metadata) -> bool + Send + Sync;
 /// See [`Upcalls::kernel_delivered`].
 pub type KernelDeliveredUpcall = dyn Fn(KernelDelivered, &[u8]) + Send + Sync;
 
-/// What the threads need from the layers above.
+/// Callbacks into the layers above.
 pub struct Upcalls {
     /// The protocol's checks on one datagram; false drops it (the callee
     /// counts why). Run by the softirq of `bsd` and `early-demux`.
     pub input: Box<Input>,
-    /// A channel got frames: wake those that wait on it.
+    /// Reports that a channel received frames: wakes the threads that wait on it.
     pub ready: Box<dyn Fn(u16) + Send + Sync>,
-    /// Datagrams sent so far: whether somebody waits for answers.
+    /// Datagrams sent so far: shows whether an application waits for answers.
     pub sent: Box<dyn Fn() -> u64 + Send + Sync>,
-    /// A datagram came through the kernel during start-up.
+    /// Reports a datagram that arrived through the kernel during start-up.
     pub kernel_delivered: Box<KernelDeliveredUpcall>,
     /// See [`crate::poller::Poller::take_doubt`]. Called with the poller held.
     pub doubt: Box<dyn Fn() + Send + Sync>,
@@ -173,19 +172,19 @@ pub struct HostCounters {
     pub channel_full: AtomicU64,
     /// Dropped: no socket wants the frame.
     pub no_channel: AtomicU64,
-    /// As [`Occupancy`] has it.
+    /// As in [`Occupancy`].
     heads: Arc<[AtomicU32]>,
     /// The softirq waits behind the application.
     behind: Behind,
 }
 
 impl HostCounters {
-    /// An application's thread is about to sleep: the thread behind it runs.
+    /// Reports that an application thread is about to sleep: the thread behind it runs.
     pub fn application_sleeps(&self) {
         self.behind.run();
     }
 
-    /// Frames ever admitted to a channel, modulo 2^32: what the tables' head is
+    /// Frames ever admitted to a channel, modulo 2^32: the equivalent of the tables' head
     /// where the driver counts.
     pub fn admitted(&self, channel: u16) -> u32 {
         self.heads
@@ -206,11 +205,11 @@ pub struct HostThreads {
 struct Posted {
     frame: Frame,
     metadata: Metadata,
-    /// Known already in `early-demux`.
+    /// Already known in `early-demux`.
     channel: Option<ChannelId>,
 }
 
-/// Occupancy of channels that the driver does not count for.
+/// Occupancy of channels whose frames the driver does not count.
 struct Occupancy {
     heads: Arc<[AtomicU32]>,
 }
@@ -221,7 +220,7 @@ impl Occupancy {
         waiting >= limit
     }
 
-    /// Frames in the channel, and how many it may hold.
+    /// Frames in the channel, and its capacity.
     fn waiting(&self, shared: &Shared, id: ChannelId) -> (u32, u32) {
         let number = id.index();
         let head = self
@@ -235,7 +234,7 @@ impl Occupancy {
         )
     }
 
-    /// Takes a place in the channel; false when there is none left.
+    /// Reserves a place in the channel; false when none is left.
     fn reserve(&self, shared: &Shared, id: ChannelId, counters: &HostCounters) -> bool {
         if self.full(shared, id) {
             counters.channel_full.fetch_add(1, Ordering::Relaxed);
@@ -247,7 +246,7 @@ impl Occupancy {
         true
     }
 
-    /// Appends to a place reserved before; says whether the channel was open.
+    /// Appends to a place reserved before. Returns whether the channel was open.
     fn append(
         &self,
         shared: &Shared,
@@ -266,7 +265,7 @@ impl Occupancy {
         }
     }
 
-    /// Gives up a place reserved before.
+    /// Releases a place reserved before.
     fn release(&self, shared: &Shared, id: ChannelId) {
         shared.give_credit(id, 1);
     }
@@ -276,8 +275,8 @@ impl HostThreads {
     /// Starts the threads of `architecture` on `cpu`.
     ///
     /// # Errors
-    /// EPERM: SCHED_FIFO needs CAP_SYS_NICE. EINVAL for `Tidewall`, which has no
-    /// threads, or a CPU that is not there.
+    /// EPERM: SCHED_FIFO needs CAP_SYS_NICE. EINVAL for `Tidewall`, which has no threads,
+    /// or for a CPU that does not exist.
     pub fn start(
         architecture: Architecture,
         poller: Arc<Mutex<Poller>>,
@@ -406,8 +405,8 @@ impl Drop for HostThreads {
     }
 }
 
-/// The PCB look-up: whose frame is this? Writes what it found below the
-/// packet, where the receiver looks.
+/// The PCB lookup: finds the channel of a frame. Writes its findings below the packet,
+/// where the receiver reads them.
 fn find(
     shared: &Shared,
     mut frame: Frame,

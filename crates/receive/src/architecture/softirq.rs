@@ -1,16 +1,16 @@
 //! The receive softirq of RHIP's analysis (§II.C and §III): Linux's since NAPI.
 //!
-//! The interrupt only wakes it. It takes at most Bp frames a round through the
-//! protocol to the socket queues, and no application runs meanwhile. A round
-//! that empties the device ends with the interrupt enabled again (mode 3); one
-//! that does not leaves the rest to ksoftirqd, which runs behind the
-//! application but whose rounds, once begun, are completed (modes 1 and 2).
+//! The interrupt only wakes it. It takes at most Bp frames per round through the protocol
+//! to the socket queues, and no application runs meanwhile. A round that empties the
+//! device ends with the interrupt enabled again (mode 3). One that does not leaves the
+//! rest to ksoftirqd, which runs behind the application but completes the rounds that it
+//! begins (modes 1 and 2).
 //!
-//! Both are one thread here, at SCHED_FIFO ahead of the application. Behind it
-//! means: after a round of leftovers it waits until the application goes to
-//! sleep, having emptied its queue, or has had its quantum. (Tried: an ordinary
-//! thread of nice 19 between the rounds. Time at SCHED_FIFO is not charged to
-//! it, so the scheduler owes it time for ever and runs it first.)
+//! Both are one thread here, at SCHED_FIFO ahead of the application. To run behind it,
+//! the thread waits after a round of leftovers until the application goes to sleep,
+//! having emptied its queue, or has used its quantum. (Tried: an ordinary thread of nice
+//! 19 between the rounds. Time at SCHED_FIFO is not charged to it, so the scheduler owes
+//! it time for ever and runs it first.)
 
 use std::io;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -24,14 +24,14 @@ use super::{HostCounters, Occupancy, Upcalls, find};
 use crate::control::{self, Activity, TIMER_BATCH, TIMER_BATCHES, Waiting};
 use crate::poller::{self, Poller, Shared};
 
-/// Longest time that leftovers wait behind an application that does not sleep: a
-/// time slice of the paper's kernel was a hundred milliseconds at nice 0; a
-/// service that answers within that is not what it starves here.
+/// Longest time that leftovers wait behind an application that does not sleep. A time
+/// slice of the paper's kernel was a hundred milliseconds at nice 0; a service that
+/// answers within that is not what it starves here.
 const QUANTUM: Duration = Duration::from_millis(10);
-/// How often a stopped softirq (a budget of zero) looks at the queues again.
+/// How often a stopped softirq (a budget of zero) checks the queues again.
 const STOPPED: Duration = Duration::from_micros(100);
 
-/// Where the softirq waits behind the application.
+/// The softirq's wait behind the application.
 #[derive(Debug, Default)]
 pub(super) struct Behind {
     waits: AtomicBool,
@@ -39,7 +39,7 @@ pub(super) struct Behind {
 }
 
 impl Behind {
-    /// Makes what [`Behind::wait`] waits on.
+    /// Creates what [`Behind::wait`] waits on.
     pub(super) fn prepare(&self) -> io::Result<()> {
         let _ = self.wake.set(WakeFd::new()?);
         Ok(())
@@ -56,7 +56,7 @@ impl Behind {
         wake.clear();
     }
 
-    /// Ends a wait, if there is one.
+    /// Ends a wait in progress.
     pub(super) fn run(&self) {
         if self.waits.load(Ordering::SeqCst)
             && let Some(wake) = self.wake.get()
@@ -76,22 +76,22 @@ pub(super) struct ReceiveSoftirq {
     pub(super) wake: Arc<WakeFd>,
 }
 
-/// What a round did to the channels.
+/// The effects of a round on the channels.
 #[derive(Default)]
 struct Sorted {
-    /// Channels that got frames.
+    /// Channels that received frames.
     ready: Vec<u16>,
     buffer_use: f32,
 }
 
-/// What is to be done after a round.
+/// The action after a round.
 enum Next {
     /// Leftovers: behind the application.
     Behind,
-    /// Nothing may be taken: behind it, and not at once.
+    /// No frame may be taken: run behind the application, after a pause.
     Stopped,
-    /// The device is empty: sleep until it interrupts, with the next frame or,
-    /// if true, when its timer expires.
+    /// The device is empty: sleep until it interrupts. That is with the next frame or, if
+    /// true, when its timer expires.
     Sleep(Vec<i32>, bool),
     /// It was empty until the interrupt was enabled.
     Again,
@@ -132,8 +132,8 @@ impl ReceiveSoftirq {
         }
     }
 
-    /// What the device's timer brought, where receive control coalesces. `None`:
-    /// poll, since it does not, or there may be more.
+    /// Takes what the device's timer delivered, where receive control coalesces. `None`:
+    /// poll, since it does not coalesce, or more frames may be left.
     fn delivered(&self, start: Instant, activity: Activity) -> Option<Next> {
         let mut poller = self.poller.lock().unwrap_or_else(PoisonError::into_inner);
         let taken = |poller: &mut Poller, sorted: &mut Sorted| {
@@ -160,22 +160,22 @@ impl ReceiveSoftirq {
         next
     }
 
-    /// A masked poll, and if it leaves nothing behind one that the device may
-    /// interrupt after.
+    /// Makes a masked poll and, if it leaves nothing behind, a second one that re-enables
+    /// the interrupt.
     fn polls(
         &self,
         poller: &mut Poller,
         start: Instant,
         activity: Activity,
     ) -> (Next, Vec<(KernelDelivered, Vec<u8>)>) {
-        // A timer that expired between two rounds would have the device polled in
-        // softirq, without a budget.
+        // A timer that expired between two rounds would make softirq poll the device,
+        // without a budget.
         poller.set_moderation(InterruptModeration::BusyPoll);
         let poll = |interrupt| {
             move |poller: &mut Poller, sorted: &mut Sorted| self.polled(poller, interrupt, sorted)
         };
         let (seen, waiting) = self.take(poller, poll(Interrupt::Masked), start, activity);
-        // Before the descriptors are asked for: each that comes has its own.
+        // This must precede reading the descriptors: each arriving probe adds its own.
         let kernel_delivered = poller.take_kernel_delivered();
         if poller.is_stopped() {
             return (Next::Stopped, kernel_delivered);
@@ -188,7 +188,7 @@ impl ReceiveSoftirq {
             Waiting::Poll => Duration::ZERO,
         };
         poller.set_moderation(InterruptModeration::DeferFor(interval));
-        // A poll starts the timer, or, armed and finding nothing, enables the
+        // A poll starts the timer, or, if it is armed and finds nothing, enables the
         // interrupt.
         let interrupt = if interval.is_zero() {
             Interrupt::Armed
@@ -220,7 +220,7 @@ impl ReceiveSoftirq {
             .unwrap_or_default()
     }
 
-    /// One round, which receive control hears of.
+    /// Makes one round and reports it to receive control.
     fn take(
         &self,
         poller: &mut Poller,
@@ -256,7 +256,7 @@ impl ReceiveSoftirq {
         (seen, waiting)
     }
 
-    /// Protocol and socket queue for one frame.
+    /// Runs protocol and socket queue for one frame.
     fn frame(&self, received: Received, sorted: &mut Sorted) {
         let Received { frame, metadata } = received;
         let Some((id, frame, metadata)) = find(&self.shared, frame, &metadata, &self.counters)

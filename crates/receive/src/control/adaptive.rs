@@ -1,89 +1,89 @@
-//! The default: takes no more than there is room for, and coalesces only what
-//! nobody waits for.
+//! The default policy: takes no more than there is room for, and coalesces only frames
+//! that no application waits for.
 //!
 //! RHIP reacts when a buffer is half full. Three things are known before that:
-//! - *where more gains nothing*: beyond 128 frames a round a larger budget only
-//!   costs cache misses (`tidewall lab run rhip-budget`);
-//! - *how fast frames come*, so that the longest interval that cannot overflow
-//!   the device's ring is arithmetic, not a search;
-//! - *whether somebody waits*: a stack that sends answers requests, and each
-//!   microsecond of T is added to every one of them. One that only receives
-//!   loses nothing by being woken less often.
+//! - *where more gains nothing*: beyond 128 frames per round a larger budget only costs
+//!   cache misses (`tidewall lab run rhip-budget`);
+//! - *how fast frames arrive*, so that the longest interval that cannot overflow the
+//!   device's ring is arithmetic, not a search;
+//! - *whether an application waits*: a stack that sends answers requests, and each
+//!   microsecond of T is added to every answer. One that only receives loses nothing by
+//!   being woken less often.
 //!
-//! On overflow all the same it does as RHIP does: first the interval, then the
-//! budget, one step a round; back in the opposite order, but doubling instead
-//! of adding, so that a step in load is over within a few intervals. That holds
-//! for a stack that answers, too: with an interrupt a frame no budget above one
-//! helps, since no round finds more (RHIP, proposition 7).
+//! If overflow still occurs it acts like RHIP: first the interval, then the budget, one
+//! step per round. Recovery is in the opposite order, but doubles instead of adding, so
+//! that a step in load is over within a few intervals. That also holds for a stack that
+//! answers. With one interrupt per frame no budget above one helps, since no round finds
+//! more (RHIP, proposition 7).
 //!
-//! Where the receiver polls for itself nothing runs ahead of it, and what a channel
-//! cannot hold the driver drops: a smaller round would only leave other sockets'
-//! frames in the device's ring ([`crate::schedule`]).
+//! If the receiver polls for itself nothing runs ahead of it, and the driver drops what a
+//! channel cannot hold. A smaller round would only leave other sockets' frames in the
+//! device's ring ([`crate::schedule`]).
 //!
-//! What is fast and what is late is counted in wake-ups ([`Limits::wake_up`]), so that a
-//! machine of another speed decides alike at rates that mean the same to it.
+//! The measure of fast and late is the wake-up ([`Limits::wake_up`]). A machine of
+//! another speed thus decides alike at rates that mean the same to it.
 
 use std::time::Duration;
 
 use super::qapolling::{cut, raise};
 use super::{BUDGET_MIN, Interval, Limits, Policy, Round, SAMPLING_INTERVAL, Setting};
 
-/// Frames a round beyond which more cost more.
+/// Frames per round beyond which each further frame costs more.
 const BUDGET: u32 = 128;
 /// Use of a channel above which a round took too much.
 const UPPER: f32 = 0.50;
 /// Use below which it could have taken twice as much.
 const LOW: f32 = 0.25;
-/// Longest interval, wake-ups: what a frame nobody waits for may be late. Waking then
-/// takes a tenth of the time at most.
+/// Longest interval, in wake-ups: the acceptable delay of a frame that no application
+/// waits for. Waking then takes a tenth of the time at most.
 const CEILING: f64 = 10.0;
-/// The least interval that is forced, wake-ups.
+/// The least forced interval, in wake-ups.
 const STEP: f64 = 0.4;
-/// While fewer frames come in a wake-up's time, an interrupt each costs next to nothing:
-/// most of the time between two of them is left.
+/// While fewer frames arrive in the time of a wake-up, an interrupt for each costs next
+/// to nothing: most of the time between two of them is left.
 const COALESCE_FROM: f64 = 0.4;
-/// And below this coalescing ends.
+/// Rate below which coalescing ends.
 const COALESCE_UNTIL: f64 = 0.32;
-/// When so many frames come in a wake-up's time, a poller that owes answers does not
-/// sleep: several would wait for each wake-up.
+/// When this many frames arrive in the time of a wake-up, a poller that owes answers does
+/// not sleep: several would wait for each wake-up.
 const HURRY_FROM: f64 = 4.0;
 
-/// A receiver that polls for itself takes this part of its frames, or more, in
-/// rounds that use up their budget: it is nearly saturated and had better not
-/// leave the device to its own poll, which knows no budget.
+/// A receiver that polls for itself and takes at least this part of its frames in rounds
+/// that use up their budget is nearly saturated. It must not leave the device to the
+/// device's own poll, which has no budget.
 const SATURATED: u64 = 4;
-/// For so many intervals in a row. A sender that pauses and catches up fills
-/// rounds for one: at half of what the receiver can do it was then kept awake
-/// for nothing, at 13 % of the processor.
+/// The number of consecutive intervals that this must hold. A sender that pauses and
+/// catches up fills rounds in one interval. At half of the receiver's capacity that kept
+/// the receiver awake for nothing, at 13 % of the processor.
 const SATURATED_FOR: u32 = 3;
-/// It is not any more when its rounds are as small as this: below two thirds of
-/// the processor, by what a poll and a frame cost.
+/// It is no longer saturated when its rounds are as small as this: below two thirds of
+/// the processor, by the cost of a poll and a frame.
 const UNSATURATED: u64 = 8;
 
-/// When more than one frame in so many is answered, somebody waits.
+/// When more than one frame in this many is answered, an application waits.
 const ANSWERED: u64 = 64;
-/// Where fewer are, but one or more a sampling interval, they wait no longer than this,
-/// wake-ups: what comes to a sleeper waits for one in any case.
+/// With fewer answers, but at least one per sampling interval, peers wait no longer than
+/// this, in wake-ups. A frame that reaches a sleeper waits for one in any case.
 const ANSWER_WITHIN: f64 = 2.5;
 
-/// Sets both by what is known: room, rate, and who waits.
+/// Sets both by what is known: room, rate, and whether a peer waits.
 #[derive(Debug)]
 pub(super) struct Adaptive {
     limits: Limits,
     largest: u32,
     budget: u32,
     interval: Duration,
-    /// What overfull rounds asked for instead: the longer of both is set.
+    /// The interval that overfull rounds requested instead: the longer of both is set.
     forced: Duration,
     /// Longest interval that the ring has room for, at the last rate.
     longest: Duration,
-    /// Intervals in a row that agreed on another T.
+    /// Consecutive intervals that agreed on another T.
     agreed: u32,
-    /// Somebody waits for answers while frames come fast.
+    /// A peer waits for answers while frames arrive fast.
     hurried: bool,
-    /// Nearly all of the processor goes into receiving.
+    /// Nearly all of the processor's time goes into receiving.
     saturated: bool,
-    /// Intervals in a row that look like it.
+    /// Consecutive intervals that look saturated.
     filled: u32,
 }
 
@@ -107,15 +107,15 @@ impl Adaptive {
         }
     }
 
-    /// So many wake-ups.
+    /// The duration of this many wake-ups.
     fn wake_ups(&self, count: f64) -> Duration {
         self.limits.wake_up.mul_f64(count)
     }
 
-    /// The longest interval that loses nothing at `rate` frames a second.
+    /// The longest interval that loses nothing at `rate` frames per second.
     fn room(&self, rate: f64) -> Duration {
-        // What comes in it must fit into the ring with room for a burst, and into
-        // one poll.
+        // The frames of one interval must fit into the ring with room for a burst, and
+        // into one poll.
         let mut lot = f64::from(self.limits.ring) * 0.375;
         if !self.limits.preempts {
             lot = lot.min(f64::from(self.budget) * 0.75);
@@ -124,8 +124,8 @@ impl Adaptive {
         Duration::try_from_secs_f64(lot / rate).map_or(most, |room| room.min(most))
     }
 
-    /// The longest interval that nobody would notice either, when `came` frames come in
-    /// a wake-up's time.
+    /// The longest interval that also goes unnoticed by peers, when `came` frames arrive
+    /// in the time of a wake-up.
     fn wanted(&self, came: f64, answers: bool) -> Duration {
         let from = if self.interval.is_zero() {
             COALESCE_FROM
@@ -138,8 +138,8 @@ impl Adaptive {
         self.longest
     }
 
-    /// A round left too little to the application: fewer interrupts, and where
-    /// that is used up smaller rounds.
+    /// Reacts to a round that left the application too little: fewer interrupts, then,
+    /// when that is used up, smaller rounds.
     fn relieve(&mut self) {
         let now = self.interval.max(self.forced);
         if now < self.longest {
@@ -211,8 +211,8 @@ impl Policy for Adaptive {
         if interval.sent > 0 && answered >= seconds {
             wanted = wanted.min(self.wake_ups(ANSWER_WITHIN));
         }
-        // The knob is the device's, and costs a system call: moves of less than
-        // a quarter are not worth one, and what lengthens it must last.
+        // Setting T costs a system call into the device. Changes of less than a quarter
+        // are not worth one, and the reason for a longer T must persist.
         let close = wanted.abs_diff(self.interval) * 4 <= self.interval.max(wanted);
         if wanted < self.interval && !close {
             self.interval = wanted;
@@ -237,9 +237,9 @@ impl Policy for Adaptive {
 mod tests {
     use super::*;
 
-    /// What is decided after some intervals in which so many frames came in the time of
-    /// a wake-up, `sent` of a thousand answered, on a machine so many times as fast: T in
-    /// wake-ups, and whether it may sleep.
+    /// Returns what is decided after some intervals: T in wake-ups, and whether the
+    /// poller may sleep. Arguments: machine speed as a factor, frames that arrive in the
+    /// time of a wake-up, and answers per thousand frames.
     fn decided(speed: f64, came: f64, sent: u64) -> (f64, bool) {
         let usual = Limits::default();
         let limits = Limits {
@@ -266,12 +266,12 @@ mod tests {
     #[test]
     fn a_machine_of_any_speed_decides_alike() {
         for (came, sent, expected) in [
-            // Nothing to gain, or somebody waits.
+            // Nothing to gain, or a peer waits.
             (0.2, 0, (0.0, true)),
             (2.0, 1_000, (0.0, true)),
             // Several would wait for each wake-up.
             (6.0, 1_000, (0.0, false)),
-            // Nobody waits, or next to nobody.
+            // No peer waits, or next to none.
             (2.0, 0, (10.0, true)),
             (2.0, 10, (2.5, true)),
         ] {

@@ -1,23 +1,23 @@
-//! Feeding a policy: rounds as they come, sums every sampling interval.
+//! Feeds a policy: each round as it ends, and sums every sampling interval.
 
 use std::time::Duration;
 
 use super::{Interval, Limits, Policy, PolicyKind, Round, SAMPLING_INTERVAL, Setting};
 
-/// Most intervals without frames that one sleep is counted as: what brings every
-/// policy back to its first state from anywhere.
+/// Maximum number of idle intervals that one sleep counts as: enough to return every
+/// policy to its first state.
 const IDLE_INTERVALS: u128 = 64;
 
-/// What else happened since the last round.
+/// Other events since the last round.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Activity {
-    /// The poller had been asleep and was woken: an interrupt.
+    /// The poller had been asleep and was woken by an interrupt.
     pub interrupted: bool,
     /// Frames sent since.
     pub sent: u64,
 }
 
-/// How frames come, by the paper's section III.
+/// How frames arrive, by section III of the paper.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Mode {
     /// No frames in the last interval.
@@ -43,26 +43,26 @@ impl Mode {
     }
 }
 
-/// What receive control of a queue is doing, for those who watch.
+/// The state of a queue's receive control, for observers.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct State {
     /// Which policy decides.
     pub policy: PolicyKind,
-    /// What it wants now.
+    /// The setting that it wants now.
     pub setting: Setting,
     /// Sums of the last whole sampling interval.
     pub last: Interval,
-    /// How frames came in it.
+    /// How frames arrived in it.
     pub mode: Mode,
 }
 
 /// How a poller that found nothing waits.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Waiting {
-    /// Until the device interrupts, which it may do this long after the last
-    /// poll at the soonest; zero: with the next frame.
+    /// Sleep until the device interrupts, at the earliest this long after the last poll;
+    /// zero: with the next frame.
     Sleep(Duration),
-    /// Not at all: somebody waits for answers and frames come fast.
+    /// Keep polling: peers wait for answers and frames arrive fast.
     Poll,
 }
 
@@ -72,7 +72,7 @@ pub struct Controller {
     kind: PolicyKind,
     policy: Box<dyn Policy>,
     started: Option<Duration>,
-    /// When the last round was.
+    /// Time of the last round.
     latest: Duration,
     sums: Interval,
     last: Interval,
@@ -95,7 +95,7 @@ impl Controller {
         }
     }
 
-    /// What the policy wants now.
+    /// The policy's present setting.
     pub fn setting(&self) -> Setting {
         self.reported
     }
@@ -109,14 +109,13 @@ impl Controller {
         }
     }
 
-    /// A round has ended at `now`, a time since any fixed moment. Returns the
-    /// state when the setting is another than before or an interval has ended.
+    /// Records a round that ended at `now`, measured from any fixed moment. Returns the
+    /// state when the setting changed or an interval has ended.
     ///
-    /// An interval ends with the first round after its length, so that a
-    /// poller that was kept from polling reports one long interval. One that
-    /// slept because nothing came, and was woken now, had as many intervals
-    /// without frames as went by: a budget cut in the last overload must not
-    /// meet the next burst.
+    /// An interval ends with the first round after its length, so a poller that was kept
+    /// from polling reports one long interval. A poller that slept because no frame
+    /// arrived, and was woken now, had one idle interval per interval elapsed. A budget
+    /// cut in the last overload must not meet the next burst.
     pub fn round(&mut self, now: Duration, round: &Round, activity: Activity) -> Option<State> {
         let mut over = activity.interrupted && self.slept_until(now);
         let started = *self.started.get_or_insert(now);
@@ -144,8 +143,8 @@ impl Controller {
         Some(self.state())
     }
 
-    /// The poller was woken at `now` and had been asleep since its last round.
-    /// True when that ended an interval.
+    /// Records that the poller was woken at `now`, asleep since its last round. Returns
+    /// true when that ended an interval.
     fn slept_until(&mut self, now: Duration) -> bool {
         let Some(started) = self.started else {
             return false;
@@ -164,14 +163,14 @@ impl Controller {
         true
     }
 
-    /// The current interval has ended.
+    /// Ends the current interval.
     fn finish(&mut self, length: Duration) {
         self.sums.length = length;
         self.policy.interval(&self.sums);
         self.last = std::mem::take(&mut self.sums);
     }
 
-    /// What it is doing.
+    /// The present state.
     pub fn state(&self) -> State {
         let last = self.last;
         let mode = if last.frames == 0 {

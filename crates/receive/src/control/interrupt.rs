@@ -1,11 +1,11 @@
-//! An interrupt for each frame, and rounds that end when the device is empty:
-//! what systems did before receive livelock had a name.
+//! An interrupt per frame, and rounds that end when the device is empty: what systems did
+//! before receive livelock had a name.
 
 use std::time::Duration;
 
 use super::{Interval, Limits, Policy, Round, Setting};
 
-/// Sets the largest budget and no interval, whatever happens.
+/// Sets the largest budget and no interval, unconditionally.
 #[derive(Debug)]
 pub(super) struct Interrupt {
     budget: u32,
@@ -21,7 +21,7 @@ impl Interrupt {
 
 impl Policy for Interrupt {
     fn setting(&self) -> Setting {
-        // A softirq of old had no budget. The receiver's own rounds must end.
+        // Early softirqs had no budget. The receiver's own rounds must end.
         Setting {
             budget: self.budget,
             interrupt_interval: Duration::ZERO,

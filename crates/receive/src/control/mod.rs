@@ -1,17 +1,17 @@
-//! Receive control: when the device may interrupt, and how many frames one
-//! round may take.
+//! Receive control: when the device may interrupt, and how many frames one round may
+//! take.
 //!
-//! A policy is a state machine. It sees what each round found and what each
-//! sampling interval added up to, and says which budget (the paper's Bp) and
-//! which interrupt interval (T) it wants. It has no clock and does no I/O, so
-//! every policy is tested on virtual time; a [`Controller`] feeds it and hands
-//! its wishes to the poller, which is the receiver itself or the receive
-//! softirq of [`crate::architecture`].
+//! A policy is a state machine. Its input is what each round found and the sums of each
+//! sampling interval. Its output is a budget (the paper's Bp) and an interrupt interval
+//! (T). It has no clock and does no I/O, so every policy is tested on virtual time. A
+//! [`Controller`] feeds it and passes its settings to the poller, which is the receiver
+//! itself or the receive softirq of [`crate::architecture`].
 //!
-//! Read first: RHIP (Chang & Muppala, LCN 2007), sections II and IV and
-//! figure 6; Mogul & Ramakrishnan, "Eliminating receive livelock in an
-//! interrupt-driven kernel", TOCS 15(3), 1997, section 6; what the text leaves
-//! open and what was chosen: each policy's own module.
+//! Read first:
+//! - RHIP (Chang & Muppala, LCN 2007), sections II and IV and figure 6.
+//! - Mogul & Ramakrishnan, "Eliminating receive livelock in an interrupt-driven kernel",
+//!   TOCS 15(3), 1997, section 6.
+//! - For the points that the text leaves open, and the choices: each policy's own module.
 //!
 //! ```text
 //!   round ──► frames, budget used up?, fullest channel ──┐
@@ -42,58 +42,57 @@ mod tests;
 pub use controller::{Activity, Controller, Mode, State, Waiting};
 pub use recorder::{COLUMNS, Recorder};
 
-/// What a policy decides.
+/// A policy's decision.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Setting {
-    /// Most frames that a round takes from the device (the paper's Bp). Zero:
-    /// take none until the channels have been emptied.
+    /// Maximum number of frames that a round takes from the device (the paper's Bp).
+    /// Zero: take none until the channels are empty.
     pub budget: u32,
     /// Least time between two interrupts of the device (the paper's T). Zero:
     /// one for each frame that finds the receiver asleep.
     pub interrupt_interval: Duration,
 }
 
-/// The ranges within which a policy may move, and what a round costs others.
+/// The ranges within which a policy may move, and the cost of a round to others.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Limits {
     /// Largest budget, frames; at least [`BUDGET_MIN`].
     pub budget: u32,
     /// Longest interrupt interval.
     pub interrupt_interval: Duration,
-    /// Frames that the device holds while nobody takes them: an interval in
-    /// which more arrive loses the rest.
+    /// Frames that the device holds until they are taken. If more arrive in an interval
+    /// the rest is lost.
     pub ring: u32,
-    /// Rounds run ahead of the application, as a softirq does: what a round
-    /// takes too much is taken from the application. False where the receiver
-    /// polls for itself.
+    /// Rounds run ahead of the application, as a softirq does: a round that takes too
+    /// much takes it from the application. False where the receiver polls for itself.
     pub preempts: bool,
-    /// How long falling asleep and being woken takes on this machine, 1 µs to 1 ms: the
-    /// measure for whether a wait is worth sleeping, or an interval worth its delay.
+    /// Time to fall asleep and be woken on this machine, 1 µs to 1 ms. It decides whether
+    /// a wait is worth sleeping, or an interval worth its delay.
     pub wake_up: Duration,
 }
 
-/// Smallest budget that is not zero. The kernel polls a device twice when a
-/// busy poll ends, so that a round cannot take fewer than two.
+/// Smallest nonzero budget. The kernel polls a device twice when a busy poll ends, so a
+/// round cannot take fewer than two.
 pub const BUDGET_MIN: u32 = 2;
 /// Largest budget: 10 × 300, what one softirq of the paper's kernel may take
 /// (MAX_SOFTIRQ_RESTART × netdev_budget).
 pub const BUDGET_MAX: u32 = 3000;
-/// Longest interval that may be asked for.
+/// Longest interval that may be requested.
 pub const INTERVAL_MAX: Duration = Duration::from_millis(1);
-/// Frames that the device's timer may bring without a poll of the receiver's:
-/// half of what a veth's ring holds. Its poll is a softirq's, without a budget.
+/// Frames that the device's timer may deliver without a poll by the receiver: half of a
+/// veth's ring. Its poll is a softirq's, without a budget.
 pub const TIMER_BATCH: usize = POLL_MAX as usize;
-/// One lot in so many is followed by a poll all the same: for credit that was
-/// lost, and because a device whose timer once found nothing is woken by the
-/// sender, and then runs on the sender's processor until it is polled here.
+/// One timer batch in this many is still followed by a poll. One reason is lost credit.
+/// The other is a device whose timer once found nothing: the sender wakes it, and it runs
+/// on the sender's processor until it is polled here.
 pub const TIMER_BATCHES: u32 = 16;
-/// Longest interval where nobody asks for another: a ring of 256 frames holds
-/// what comes in it at 1.28 million a second.
+/// Longest interval unless another is requested: a ring of 256 frames holds its frames at
+/// 1.28 million per second.
 pub const INTERVAL_USUAL: Duration = Duration::from_micros(200);
-/// What a wake-up takes where nobody has measured it.
+/// Assumed cost of a wake-up where it was not measured.
 pub const WAKE_UP_USUAL: Duration = Duration::from_micros(20);
-/// How often a policy looks at sums. The paper samples every 100 ms; with
-/// steps of one budget an interval, recovery would take half a minute.
+/// How often a policy examines sums. The paper samples every 100 ms; with one budget step
+/// per interval, recovery would take half a minute.
 pub const SAMPLING_INTERVAL: Duration = Duration::from_millis(10);
 
 impl Default for Limits {
@@ -108,32 +107,32 @@ impl Default for Limits {
     }
 }
 
-/// What one round found.
+/// The results of one round.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct Round {
     /// Frames that it took from the device.
     pub frames: u32,
-    /// It took all that the budget allowed, so that more may wait: the paper's
+    /// It took all that the budget allowed, so more frames may wait: the paper's
     /// "ksoftirqd is active".
     pub exhausted: bool,
-    /// Use of the fullest channel just after frames were appended to it, 0 to
-    /// 1; 1 also when a frame found its channel full. Of a round that took
-    /// nothing: the use it found.
+    /// Use of the fullest channel just after frames were appended to it, 0 to 1; 1 also
+    /// when a frame found its channel full. For a round that took nothing, the use that
+    /// it found.
     pub buffer_use: f32,
     /// Frames that found their channel full.
     pub overflowed: u32,
 }
 
 impl Round {
-    /// Some frame was put into a buffer, or found it full: only then has the
-    /// check been made that stands before that. A driver that drops what finds
-    /// its channel full may leave a round without a frame.
+    /// Whether some frame was put into a buffer, or found it full. Only then was the
+    /// check made that precedes that. A driver that drops frames for a full channel may
+    /// leave a round without a frame.
     fn met_buffer(&self) -> bool {
         self.frames > 0 || self.overflowed > 0
     }
 }
 
-/// What a sampling interval added up to.
+/// Sums of a sampling interval.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct Interval {
     /// Its length.
@@ -142,11 +141,11 @@ pub struct Interval {
     pub rounds: u32,
     /// Rounds that used up their budget.
     pub exhausted: u32,
-    /// Times that the poller had to be woken: interrupts.
+    /// Wake-ups of the poller: interrupts.
     pub interrupts: u32,
     /// Frames that were taken.
     pub frames: u64,
-    /// Frames sent: somebody is waiting for answers.
+    /// Frames sent: a peer waits for answers.
     pub sent: u64,
     /// Largest [`Round::buffer_use`].
     pub buffer_use: f32,
@@ -155,22 +154,22 @@ pub struct Interval {
 }
 
 impl Interval {
-    /// Nothing came.
+    /// No frame arrived.
     fn is_idle(&self) -> bool {
         self.frames == 0 && self.overflowed == 0
     }
 }
 
-/// A policy of receive control: a state machine without clock and I/O.
+/// A receive control policy: a state machine without clock and I/O.
 pub trait Policy: fmt::Debug + Send {
-    /// What it wants now.
+    /// The present setting.
     fn setting(&self) -> Setting;
 
-    /// A round has ended. Called once a round, however many frames it took: a
+    /// Reports the end of a round. Called once per round, however many frames it took: a
     /// policy that halved its budget for each packet would be at 1 after nine.
     fn round(&mut self, round: &Round);
 
-    /// A sampling interval has ended.
+    /// Reports the end of a sampling interval.
     fn interval(&mut self, interval: &Interval);
 
     /// Whether a poller that found nothing may wait for an interrupt.
@@ -185,7 +184,7 @@ pub trait Policy: fmt::Debug + Send {
 )]
 #[serde(rename_all = "kebab-case")]
 pub enum PolicyKind {
-    /// One interrupt a frame, no bound on a round: what 4.4BSD did.
+    /// One interrupt per frame and unbounded rounds, as in 4.4BSD.
     Interrupt,
     /// A fixed budget, and an interrupt whenever the device is empty: Linux's
     /// NAPI.
@@ -198,15 +197,15 @@ pub enum PolicyKind {
     /// Queue-based adaptive polling: the budget alone follows the buffers.
     #[serde(rename = "qapolling")]
     QaPolling,
-    /// The paper's: both, in its order.
+    /// The paper's own policy: both, in its order.
     Rhip,
-    /// Ours, and the default.
+    /// Tidewall's, and the default.
     #[default]
     Adaptive,
 }
 
 impl PolicyKind {
-    /// All, in the order of the paper's account.
+    /// All policies, in the order in which the paper presents them.
     pub const ALL: [PolicyKind; 7] = [
         PolicyKind::Interrupt,
         PolicyKind::Napi,
@@ -230,8 +229,8 @@ impl PolicyKind {
         }
     }
 
-    /// The limits it usually has. `napi` has no interval unless one is given:
-    /// its limits are its settings.
+    /// The default limits. `napi` has no interval unless one is given: its limits are its
+    /// settings.
     pub fn limits(self) -> Limits {
         match self {
             PolicyKind::Napi => Limits {
@@ -242,9 +241,9 @@ impl PolicyKind {
         }
     }
 
-    /// The policy in its first state. `budget` and `interval` fix the largest
-    /// values it may set; `napi` keeps both as they are, `interrupt` takes no
-    /// notice of the interval.
+    /// Returns the policy in its first state. `budget` and `interval` fix the largest
+    /// values that it may set; `napi` keeps both as they are, `interrupt` ignores the
+    /// interval.
     pub fn start(self, limits: Limits) -> Box<dyn Policy> {
         let limits = Limits {
             budget: limits.budget.clamp(BUDGET_MIN, BUDGET_MAX),
@@ -270,7 +269,7 @@ impl fmt::Display for PolicyKind {
     }
 }
 
-/// The name is none of the policies'.
+/// The name is not that of a policy.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct UnknownPolicy;
 

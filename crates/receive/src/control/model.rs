@@ -1,27 +1,27 @@
-//! The model of RHIP, section III: mode and goodput from what a packet, a
-//! switch and an interrupt cost, and its inverse, the best Bp and T.
+//! The model of RHIP, section III: mode and goodput from the costs of a packet, a switch
+//! and an interrupt, and its inverse, the best Bp and T.
 //!
-//! One processor, one receiver, frames at a constant rate λ. A round takes kp
-//! frames from the device (Tp each); between two rounds the application takes
-//! ka ≤ kp of them from the receive buffer (Ta each). Arithmetic only: no
-//! clock, nothing measured here. `tidewall tune` measures and asks.
+//! One processor, one receiver, frames at a constant rate λ. A round takes kp frames from
+//! the device (Tp each). Between two rounds the application takes ka ≤ kp of them from
+//! the receive buffer (Ta each). Arithmetic only: no clock, nothing measured here.
+//! `tidewall tune` measures and calls this.
 //!
 //! ```text
 //!  mode 3:  interrupt │ kp·Tp │ ka·Ta … idle │ interrupt │ …      idle ≥ T − ka·Ta
 //!  modes 1, 2:  Tc(k) │ Bp·Tp │ Tc(a) │ ka·Ta │ Tc(k) │ …         never an interrupt
 //! ```
 //!
-//! Where the text of the paper is garbled or silent, this is what is taken:
-//! - the fraction of Proposition 1 is γ/(1 − λTp), γ the frames in the ring when
-//!   a round starts: what its proof adds up to. Frames are whole, so that at a
-//!   constant rate kp is the least n whose successor is not there yet when the
-//!   n-th is done (see [`Machine::predict`]);
-//! - γ is that of mode 3, equation (5): a load begins with an empty ring, and
-//!   once a round has left something mode 2 feeds itself;
-//! - T counts from the end of a round, as Linux's gro_flush_timeout does, not
-//!   from the interrupt before it: counted so, a long round is followed by a
-//!   short wait and the next by a long one, for ever where λTp > ½;
-//! - formula (4) is ka over everything a cycle contains; an idle wait is in it;
+//! Assumptions where the paper's text is garbled or silent:
+//! - the fraction of Proposition 1 is γ/(1 − λTp), γ the frames in the ring when a round
+//!   starts: the sum in its proof. Frames are whole, so at a constant rate kp is the
+//!   least n whose successor has not arrived when the n-th is done (see
+//!   [`Machine::predict`]);
+//! - γ is that of mode 3, equation (5): a load begins with an empty ring, and once a
+//!   round has left something mode 2 feeds itself;
+//! - T counts from the end of a round, as Linux's gro_flush_timeout does, not from the
+//!   interrupt before it. If it counted from the interrupt, a long round would be
+//!   followed by a short wait and the next by a long one, for ever where λTp > ½;
+//! - formula (4) is ka over everything a cycle contains, including an idle wait;
 //! - the receive buffer is finite here (remark 3), and so is the ring.
 
 use std::time::Duration;
@@ -33,43 +33,43 @@ mod simulation;
 #[cfg(all(test, not(loom)))]
 mod tests;
 
-/// What this machine's processor needs for each step.
+/// The processor time that this machine needs for each step.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Machine {
     /// Tp: protocol processing of a frame.
     pub protocol: Duration,
-    /// Ta: what the application does with a frame, its calls included.
+    /// Ta: the application's processing of a frame, including its calls.
     pub application: Duration,
     /// Tc(a): the switch back to the application after a round.
     pub switch_application: Duration,
-    /// Tc(k): what a polling round costs beyond its frames: the switch to
-    /// the poller, and asking the device.
+    /// Tc(k): the cost of a polling round beyond its frames: the switch to the poller,
+    /// and querying the device.
     pub switch_poller: Duration,
-    /// Titr + Tc(i): what an interrupt costs beyond the frames of its round:
-    /// taking it, waking the poller, and asking the device.
+    /// Titr + Tc(i): the cost of an interrupt beyond its round's frames: taking it,
+    /// waking the poller, and querying the device.
     pub interrupt: Duration,
     /// Ba·Ta: how long the application may run while ksoftirqd waits.
     pub application_quantum: Duration,
 }
 
-/// What arrives.
+/// The arriving load.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Load {
-    /// λ: frames a second. Zero, negative or not a number: none.
+    /// λ: frames per second. Zero, negative or not a number: none.
     pub rate: f64,
-    /// Frames that arrive back to back; 1, as the paper has it: evenly spaced.
-    /// Zero is taken for 1.
+    /// Frames that arrive back to back. 1 means evenly spaced, as in the paper. Zero is
+    /// treated as 1.
     pub burst: u32,
 }
 
 impl Load {
-    /// `rate` frames a second, evenly spaced.
+    /// `rate` frames per second, evenly spaced.
     pub fn even(rate: f64) -> Self {
         Load { rate, burst: 1 }
     }
 }
 
-/// Where frames can wait.
+/// Buffer space for frames.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Room {
     /// Frames that the receive buffer (rcv_buffer, a channel) holds.
@@ -78,7 +78,7 @@ pub struct Room {
     pub ring: u32,
 }
 
-/// How the protocol is processed (section III.A).
+/// How the protocol runs (section III.A).
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Mode {
     /// Tp ≥ 1/λ: the ring never empties.
@@ -100,20 +100,20 @@ impl Mode {
     }
 }
 
-/// What the model expects.
+/// The model's prediction.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Prediction {
-    /// How frames come.
+    /// How frames arrive.
     pub mode: Mode,
-    /// G: frames a second that the application processes.
+    /// G: frames per second that the application processes.
     pub goodput: f64,
     /// Frames are lost in the receive buffer, after costing Tp each.
     pub buffer_overflows: bool,
     /// Frames are lost in the ring, where they cost nothing.
     pub ring_overflows: bool,
-    /// Share of the processor's time that nobody uses, 0 to 1.
+    /// Share of the processor's time that is unused, 0 to 1.
     pub idle: f64,
-    /// Interrupts a second.
+    /// Interrupts per second.
     pub interrupts: f64,
 }
 
@@ -140,11 +140,11 @@ struct Cycle {
 }
 
 impl Machine {
-    /// What a softirq that runs ahead of the application gives, with a
-    /// ksoftirqd behind it for what exceeds the budget (section III.A).
+    /// Predicts a softirq that runs ahead of the application, with a ksoftirqd behind it
+    /// for frames that exceed the budget (section III.A).
     ///
-    /// Propositions 1 and 2: the interrupt comes on again after a round when
-    /// Tp < 1/λ and Bp > γ/(1 − λTp); with Tp ≥ 1/λ it never does.
+    /// Propositions 1 and 2: the interrupt is enabled again after a round when Tp < 1/λ
+    /// and Bp > γ/(1 − λTp); with Tp ≥ 1/λ it never is.
     pub fn predict(&self, load: Load, setting: Setting, room: Room) -> Prediction {
         let rate = load.rate;
         if !rate.is_finite() || rate <= 0.0 {
@@ -171,12 +171,11 @@ impl Machine {
 
     /// Modes 1 and 2, formulas (2) and (3).
     ///
-    /// ksoftirqd stands behind the application, so ka is what a round brought,
-    /// unless the quantum ends before (remark 1: ka ≤ Ba) or the buffer took
-    /// less. Proposition 3: with ka < Bp the buffer overflows, and Tp of the
-    /// frames lost is lost, so that a smaller Bp gives more. Proposition 4:
-    /// Bp ≤ Ba avoids it, at worst Bp = 1. Without overflow
-    /// G = 1/(Tp + Ta + (Tc(a) + Tc(k))/Bp), which rises with Bp.
+    /// ksoftirqd runs behind the application, so ka is what a round brought, unless the
+    /// quantum ends before (remark 1: ka ≤ Ba) or the buffer took less. Proposition 3:
+    /// with ka < Bp the buffer overflows, and Tp of the lost frames is wasted, so a
+    /// smaller Bp gives more. Proposition 4: Bp ≤ Ba avoids it, at worst Bp = 1. Without
+    /// overflow G = 1/(Tp + Ta + (Tc(a) + Tc(k))/Bp), which rises with Bp.
     fn polled(&self, mode: Mode, rate: f64, setting: Setting, room: Room) -> Prediction {
         let budget = f64::from(setting.budget.max(1));
         let protocol = self.protocol.as_secs_f64();
@@ -198,9 +197,9 @@ impl Machine {
                 interrupts: 0.0,
             };
         }
-        // Rounds one after the other would take more than arrives: the ring
-        // empties now and then, and the system moves between modes 2 and 3.
-        // Then nobody waits for the application's processor.
+        // Consecutive rounds would take more than arrives: the ring empties now and then,
+        // and the system moves between modes 2 and 3. Then no other thread waits for the
+        // application's processor.
         let left = (1.0 - rate * (protocol + switches / budget)).max(0.0);
         let goodput = rate
             .min(left / application.max(f64::MIN_POSITIVE))
@@ -217,12 +216,12 @@ impl Machine {
 
     /// Mode 3, formula (4).
     ///
-    /// Proposition 6: ka = kp means that all that arrives is processed, and
-    /// nothing can be better. Proposition 7: kp does not depend on Bp here, so
-    /// that lowering Bp changes nothing before it leads into mode 2.
-    /// Proposition 8: with T the share of interrupts, interrupt/T, goes to
-    /// zero, but ka = kp needs Ta + Tx/ka ≤ 1/λ − Tp: with λ(Tp + Ta) > 1 no T
-    /// is long enough. Remark 3: kp = λT frames need a buffer of their own.
+    /// Proposition 6: ka = kp means that every arriving frame is processed, and nothing
+    /// can be better. Proposition 7: kp does not depend on Bp here, so lowering Bp
+    /// changes nothing before it leads into mode 2. Proposition 8: with T the share of
+    /// interrupts, interrupt/T, goes to zero. But ka = kp needs Ta + Tx/ka ≤ 1/λ − Tp:
+    /// with λ(Tp + Ta) > 1 no T is long enough. Remark 3: kp = λT frames need their own
+    /// buffer.
     fn interrupted(&self, rate: f64, cycle: &Cycle, room: Room) -> Prediction {
         let application = self.application.as_secs_f64();
         let overhead = (self.interrupt + self.switch_application).as_secs_f64();
@@ -244,11 +243,10 @@ impl Machine {
         }
     }
 
-    /// Throughput of a receiver that polls for itself, as Tidewall does: it processes
-    /// each round's frames to the end before it takes more, so nothing is lost
-    /// after costing time, and a busy one is never interrupted:
-    /// G = min(λ, 1/(Tp + Ta + Tc(k)/Bp)). Asleep it is woken by an interrupt.
-    /// Not in the paper.
+    /// Throughput of a receiver that polls for itself, as Tidewall does. It finishes
+    /// processing each round's frames before it takes more, so no frame is lost after
+    /// costing time. A busy receiver is never interrupted: G = min(λ, 1/(Tp + Ta +
+    /// Tc(k)/Bp)). A sleeping one is woken by an interrupt. Not in the paper.
     pub fn predict_self_polling(&self, load: Load, setting: Setting, room: Room) -> Prediction {
         let rate = load.rate;
         if !rate.is_finite() || rate <= 0.0 {
@@ -297,16 +295,15 @@ impl Machine {
         }
     }
 
-    /// The Bp and T within `limits` with the highest goodput, of
-    /// [`Machine::predict`] where rounds preempt the application, else of
-    /// [`Machine::predict_self_polling`]; of several loads, with the highest
-    /// mean. The ring is `room`'s.
+    /// The Bp and T within `limits` with the highest goodput; for several loads, with the
+    /// highest mean. Goodput is that of [`Machine::predict`] where rounds preempt the
+    /// application, else of [`Machine::predict_self_polling`]. The ring is `room`'s.
     ///
-    /// Of settings within a percent of each other, which no measured cost tells
-    /// apart, the one that leaves the processor idle most; of those within half
-    /// a percent of its time the one with the shortest T, then the smallest Bp,
-    /// which needs the smallest buffer. All budgets up to 128
-    /// are tried, 5 % apart beyond, and intervals of every 8 µs.
+    /// Settings within a percent of each other are equal, since no measured cost
+    /// distinguishes them. The best of these leaves the processor idle most. Among
+    /// settings within half a percent of its time, the shortest T wins, then the smallest
+    /// Bp, which needs the smallest buffer. All budgets up to 128 are tried, 5 % apart
+    /// beyond, and intervals of every 8 µs.
     pub fn best(&self, loads: &[Load], limits: Limits, room: Room) -> Setting {
         let mut tried = Vec::new();
         for interval in intervals(limits.interrupt_interval) {
@@ -340,14 +337,13 @@ impl Machine {
     }
 }
 
-/// kp and the time from an interrupt to the next, when every frame takes `each`
-/// seconds and `rate * each < 1`.
+/// kp and the time from an interrupt to the next, when every frame takes `each` seconds
+/// and `rate * each < 1`.
 ///
-/// The ring is empty once n bursts have been taken of which the next begins
-/// later than interrupt + n·burst·each, so that n is the least whole number
-/// above interrupt/(burst·(1/λ − each)): the paper's γ/(1 − λTp) in whole
-/// bursts. If the device waits for T first, γ = λ(T + interrupt) frames are in
-/// the ring when the round starts.
+/// The ring is empty after n bursts if the next one begins later than interrupt +
+/// n·burst·each. So n is the least whole number above interrupt/(burst·(1/λ − each)): the
+/// paper's γ/(1 − λTp) in whole bursts. If the device waits for T first, γ = λ(T +
+/// interrupt) frames are in the ring when the round starts.
 fn cycle(load: Load, interrupt: f64, each: f64, interval: Duration, ring: u32) -> Cycle {
     let burst = f64::from(load.burst.max(1));
     let drained = 1.0 - load.rate * each;
@@ -362,7 +358,7 @@ fn cycle(load: Load, interrupt: f64, each: f64, interval: Duration, ring: u32) -
             ring_overflows: false,
         };
     }
-    // γ is what the ring holds, and the round is shorter than what arrived.
+    // γ is what the ring holds, and the round is shorter than one for all that arrived.
     let taken = ring / drained;
     Cycle {
         length: waited + taken * each,

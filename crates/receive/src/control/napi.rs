@@ -1,10 +1,10 @@
-//! Linux's NAPI: a fixed budget, leftovers to ksoftirqd, an interrupt whenever
-//! the device is empty (RHIP §II.C). A fixed interval too, where one is given:
-//! what an administrator sets with `ethtool -C` or `gro_flush_timeout`.
+//! Linux's NAPI: a fixed budget, leftovers to ksoftirqd, an interrupt whenever the device
+//! is empty (RHIP §II.C). If an interval is given it is fixed, too: an administrator sets
+//! it with `ethtool -C` or `gro_flush_timeout`.
 
 use super::{Interval, Limits, Policy, Round, Setting};
 
-/// Sets the largest budget and the longest interval, whatever happens.
+/// Sets the largest budget and the longest interval, unconditionally.
 #[derive(Debug)]
 pub(super) struct Napi {
     limits: Limits,

@@ -1,19 +1,19 @@
-//! QAPolling (Chang & Muppala, IPCCC 2007), as RHIP §II.C retells it: the
-//! budget follows the use of the receive buffers, between two thresholds.
+//! QAPolling (Chang & Muppala, IPCCC 2007), as RHIP §II.C describes it: the budget
+//! follows the use of the receive buffers, between two thresholds.
 //!
-//! What the text leaves open (the specification, IPCCC 2007, is not at hand):
-//! - *α = 2 and β = 1* are named without saying what they do. Here α multiplies
-//!   outside the band (a cut halves, a recovery doubles), β adds inside it,
-//!   frames an interval. Tried and left: α as a number of frames, which needs
-//!   1,500 intervals from one end of the range to the other;
-//! - *which way inside the band*: a maximum above that of the interval before
-//!   takes a frame off, one below gives a frame back, an equal one changes
+//! Open points in the text (the specification, IPCCC 2007, is not at hand), and the
+//! choices here:
+//! - *α = 2 and β = 1* are named without an explanation. Here α multiplies outside the
+//!   band (a cut halves, a recovery doubles), β adds inside it, frames per interval.
+//!   Tried and rejected: α as a number of frames, which needs 1,500 intervals from one
+//!   end of the range to the other;
+//! - *direction inside the band*: a maximum above that of the interval before removes a
+//!   frame, one below returns a frame, an equal one changes nothing;
+//! - *one cut per round*, not one per packet: nine packets over the threshold would
+//!   reduce 300 to 1. A round that took nothing puts nothing into a buffer and cuts
 //!   nothing;
-//! - *one cut a round*, not one a packet: nine packets over the threshold would
-//!   take 300 to 1. A round that took nothing puts nothing into a buffer and
-//!   cuts nothing;
-//! - *the daemon* that undoes a small budget once all connections are closed:
-//!   here an interval without frames restores the largest budget.
+//! - *the daemon* that undoes a small budget once all connections are closed: here an
+//!   interval without frames restores the largest budget.
 
 use std::time::Duration;
 
@@ -30,7 +30,7 @@ pub(super) struct Band {
     before: f32,
 }
 
-/// What the use of the buffers in an interval says about receiving more.
+/// The conclusion from the buffer use in an interval about receiving more.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Verdict {
     /// Below the band: much more.
@@ -39,19 +39,19 @@ pub(super) enum Verdict {
     Up,
     /// In it and rising: a little less.
     Down,
-    /// In it and steady, or above it, where rounds have cut already.
+    /// In it and steady, or above it, where rounds have already cut.
     Keep,
 }
 
 impl Band {
     /// True when a round filled a channel beyond the band.
     pub(super) fn is_over(&self, round: &Round) -> bool {
-        // The check stands before a packet is put into a buffer: a round that
-        // put none there has not made it, however slow the receiver is.
+        // The check precedes putting a packet into a buffer: a round that put none there
+        // has not made it, however slow the receiver is.
         round.met_buffer() && round.buffer_use > UPPER
     }
 
-    /// True when any round of an interval did.
+    /// True when any round of an interval filled a channel beyond the band.
     pub(super) fn was_over(&self, interval: &Interval) -> bool {
         !interval.is_idle() && interval.buffer_use > UPPER
     }

@@ -1,4 +1,4 @@
-//! What receive control saw, kept for replaying it elsewhere.
+//! Records receive control's input, for replaying it elsewhere.
 
 use std::fmt::Write as _;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -10,8 +10,8 @@ use super::{Activity, Round};
 /// The columns of a recording.
 pub const COLUMNS: &str = "time_us,frames,exhausted,buffer_use,overflowed,interrupted,sent";
 
-/// The first rounds after [`Recorder::start`], one CSV line each
-/// ([`COLUMNS`]). While it does not record it costs a load a round.
+/// The first rounds after [`Recorder::start`], one CSV line each ([`COLUMNS`]). While it
+/// does not record it costs one load per round.
 #[derive(Debug, Default)]
 pub struct Recorder {
     left: AtomicUsize,
@@ -19,7 +19,7 @@ pub struct Recorder {
 }
 
 impl Recorder {
-    /// Forgets what was recorded and records the next `rounds`.
+    /// Discards the recording and records the next `rounds`.
     pub fn start(&self, rounds: usize) {
         let mut text = self.text.lock().unwrap_or_else(PoisonError::into_inner);
         text.clear();
@@ -28,7 +28,7 @@ impl Recorder {
         self.left.store(rounds, Ordering::Relaxed);
     }
 
-    /// What has been recorded so far; empty if it never was started.
+    /// The recording so far; empty if it was never started.
     pub fn text(&self) -> String {
         self.text
             .lock()

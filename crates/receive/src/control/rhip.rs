@@ -1,46 +1,43 @@
 //! RHIP (Chang & Muppala, LCN 2007, figure 6).
 //!
 //! ```text
-//! Before a packet is put into a socket buffer       Per each interval
-//! 1. if bufUtil > bufUpper then                     1. if ksoftirqd is inactive in the last interval,
-//! 2.   if 1/T > 8000 then                           3.   or bufUtil was never above bufLow,
-//! 3.     increase T                                 5.   or bufUtil was never above bufUpper then
-//! 4.   else                                         6.   if Bp < 300 then
-//! 5.     decrease Bp                                7.     increase Bp
-//!                                                   8.   else
-//!                                                   9.     decrease T
+//! Before a packet is put into a socket buffer   Per each interval
+//! 1. if bufUtil > bufUpper then                 1. if ksoftirqd is inactive in the last interval,
+//! 2.   if 1/T > 8000 then                       3.   or bufUtil was never above bufLow,
+//! 3.     increase T                             5.   or bufUtil was never above bufUpper then
+//! 4.   else                                     6.   if Bp < 300 then
+//! 5.     decrease Bp                            7.     increase Bp
+//!                                               8.   else
+//!                                               9.     decrease T
 //! ```
 //!
-//! The order is the point: on overflow coalesce first and cut the budget only
-//! when that is used up; on recovery restore the budget first and the interrupt
-//! rate last.
+//! The order matters. On overflow it coalesces first and cuts the budget only when that
+//! is used up. On recovery it restores the budget first and the interrupt rate last.
 //!
-//! What the text leaves open, and what is done here:
-//! - *one step a round*, not one a packet: nine packets over the threshold in
-//!   one round would take the budget from 300 to 1;
-//! - *"RHIP decreases T by 10 % and increases T by 500"*: T is lengthened by
-//!   taking 500 interrupts/s from its rate, and shortened by a tenth of the
-//!   ceiling. Tried: a tenth of itself, which is still at 30 µs when the load has
-//!   been gone for 200 ms, and ends only at an arbitrary least T. A rate needs a
-//!   beginning: the first step sets 1/16 of the ceiling (the rate of one
-//!   interrupt a frame is whatever the load is). −500/s from there takes 234
-//!   rounds to the ceiling, and the buffers overflow meanwhile; so a step also
-//!   at least doubles T (five rounds);
-//! - *α and β* as in [`super::qapolling`]: a cut halves, a recovery outside the
-//!   band doubles, inside it one frame is added. Figure 6 has no step down inside
-//!   the band, unlike QAPolling's: none here;
-//! - *how much line 7 adds when line 1 led there*: α, since a budget that no
-//!   round used up is not what keeps goodput down. Tried: β, which takes 30 s to
-//!   3,000, and T cannot shrink before. Where a buffer was over the threshold all
-//!   the same, β;
-//! - *line 9 and overflow*: the text adds "and there is no rcv_buffer overflow"
-//!   to the condition of T. So an interval that overflowed does not shorten it,
-//!   even when ksoftirqd was inactive;
-//! - *Bp < 300* is the paper's netdev_budget, of which a softirq takes ten: it
-//!   stands for the largest budget here;
-//! - *ksoftirqd inactive* is "no round used up its budget";
-//! - *an interval without frames* restores the budget at once, as QAPolling's
-//!   daemon does.
+//! Open points in the text, and the choices here:
+//! - *one step per round*, not one per packet: nine packets over the threshold in one
+//!   round would reduce the budget from 300 to 1;
+//! - *"RHIP decreases T by 10 % and increases T by 500"*: T is lengthened by taking 500
+//!   interrupts/s from its rate, and shortened by a tenth of the ceiling. Tried: a tenth
+//!   of itself, which is still at 30 µs when the load has been gone for 200 ms, and ends
+//!   only at an arbitrary least T. A rate needs a starting point: the first step sets
+//!   1/16 of the ceiling (the rate of one interrupt per frame is whatever the load is).
+//!   From there, −500/s takes 234 rounds to the ceiling, and the buffers overflow
+//!   meanwhile; so a step also at least doubles T (five rounds);
+//! - *α and β* as in [`super::qapolling`]: a cut halves, a recovery outside the band
+//!   doubles, inside it one frame is added. Figure 6 has no step down inside the band,
+//!   unlike QAPolling's: none here;
+//! - *how much line 7 adds when line 1 led there*: α, since a budget that no round used
+//!   up is not what limits goodput. Tried: β, which takes 30 s to 3,000, and T cannot
+//!   shrink before. If a buffer was still over the threshold, β;
+//! - *line 9 and overflow*: the text adds "and there is no rcv_buffer overflow" to the
+//!   condition of T. So an interval that overflowed does not shorten it, even when
+//!   ksoftirqd was inactive;
+//! - *Bp < 300* is the paper's netdev_budget, of which a softirq takes ten: it stands for
+//!   the largest budget here;
+//! - *ksoftirqd inactive* means "no round used up its budget";
+//! - *an interval without frames* restores the budget at once, as QAPolling's daemon
+//!   does.
 
 use std::time::Duration;
 
@@ -51,10 +48,10 @@ use super::{Interval, Limits, Policy, Round, Setting};
 const CEILING: Duration = Duration::from_micros(125);
 /// The first step from one interrupt a frame.
 const FIRST: Duration = Duration::from_micros(8);
-/// Interrupts a second taken off by a step.
+/// Interrupts per second that a step removes.
 const RATE_STEP: f64 = 500.0;
 
-/// Sets the interval first, then the budget; back in the opposite order.
+/// Sets the interval first, then the budget; recovers in the opposite order.
 #[derive(Debug)]
 pub(super) struct Rhip {
     limits: Limits,
@@ -72,7 +69,7 @@ impl Rhip {
         Rhip {
             limits,
             ceiling,
-            // Rounded up: ten steps end at zero, not at a rest.
+            // Rounded up: ten steps end at zero, not at a remainder.
             tenth: ceiling.saturating_add(Duration::from_nanos(9)) / 10,
             band: Band::default(),
             budget: limits.budget,

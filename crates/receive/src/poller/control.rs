@@ -1,4 +1,4 @@
-//! Receive control of a queue: the budget, and what a round says about it.
+//! Receive control of a queue: the budget, and the reports of each round.
 
 use std::io;
 use std::sync::PoisonError;
@@ -12,7 +12,7 @@ use super::{Poller, Round};
 use crate::control::{self, Activity, Controller, Limits, PolicyKind, Waiting};
 use crate::schedule::Poll;
 
-/// How far a channel's receiver had come, at the first append of a round.
+/// A channel's receiver position, at the first append of a round.
 #[derive(Clone, Copy, Debug, Default)]
 pub(super) struct Taken {
     pub(super) tail: u32,
@@ -36,8 +36,8 @@ impl Fullness {
 }
 
 impl Poller {
-    /// Sets Bp: most frames that a round takes from the device, in as many
-    /// polls of one size as it needs. Zero: none, until it is set again.
+    /// Sets Bp: the maximum number of frames that a round takes from the device, in as
+    /// many polls of one size as it needs. Zero: none, until it is set again.
     ///
     /// # Errors
     /// EINVAL or EPERM from the device.
@@ -56,13 +56,13 @@ impl Poller {
         Ok(())
     }
 
-    /// Takes no more than `most` frames a round from now on, whatever receive control
-    /// says; `None`: as that says.
+    /// Limits rounds to `most` frames from now on, whatever receive control decides;
+    /// `None` removes the limit.
     pub fn limit_budget(&mut self, most: Option<u32>) {
         self.most = most.unwrap_or(u32::MAX);
         let controlled = self.controller.as_ref();
         let usual = controlled.map_or(POLL_MAX, |it| it.state().setting.budget);
-        // One that the device refuses stays as it was.
+        // If the device refuses it the budget stays as it was.
         let _ = self.set_budget(usual);
     }
 
@@ -76,8 +76,8 @@ impl Poller {
         self.device.delivers()
     }
 
-    /// Notes a poll that began and ended then, ns since any fixed moment. Returns when
-    /// the next one is due ([`crate::schedule`]).
+    /// Notes a poll that began and ended at these times, in ns since any fixed moment.
+    /// Returns when the next one is due ([`crate::schedule`]).
     pub fn polled(&mut self, began: u64, ended: u64, round: &Round) -> u64 {
         if round.driven > 0 {
             let counters = &self.shared.counters;
@@ -114,9 +114,9 @@ impl Poller {
         let _ = self.set_budget(state.setting.budget);
     }
 
-    /// Tells the driver and receive control of a round that ended at `now` (time since
-    /// the start of the stack), and does what it says about the budget. Returns how the
-    /// caller is to wait, when somebody controls.
+    /// Reports a round that ended at `now` (time since the start of the stack) to the
+    /// driver and receive control, and applies the budget. Returns how the caller must
+    /// wait, if a policy is in control.
     pub fn control(
         &mut self,
         now: Duration,
@@ -141,7 +141,7 @@ impl Poller {
         let decided = controller.round(now, round, activity);
         let waiting = controller.waiting();
         if let Some(state) = decided {
-            // A device that refuses a budget keeps the one it has.
+            // A device that refuses a budget keeps its current one.
             let _ = self.set_budget(state.setting.budget);
             self.publish(state);
         }

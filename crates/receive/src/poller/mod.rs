@@ -1,5 +1,5 @@
-//! One round of receiving on one queue: poll the device, sort what came into
-//! channels, keep the credit accounts straight.
+//! One round of receiving on one queue: poll the device, sort its frames into channels,
+//! keep the credit accounts correct.
 
 use std::io;
 use std::sync::atomic::{AtomicU32, Ordering};
@@ -28,55 +28,55 @@ pub use origins::Origins;
 use shared::ChannelEnd;
 pub use shared::{Channel, Done, QueueCounters, Shared};
 
-/// Most frames taken from the receive ring after one poll. What the device
-/// delivered by interrupt is there too, so this must exceed [`POLL_MAX`] or the
-/// ring overflows for no reason.
+/// Maximum number of frames taken from the receive ring after one poll. Frames delivered
+/// by interrupt are there too, so this must exceed [`POLL_MAX`] or the ring overflows for
+/// no reason.
 pub const BATCH: usize = 256;
 
-/// Frames that the device has while it is polled and receives nothing between two polls:
-/// what its timer brings to a thread that is late may fill a channel of the usual length,
-/// and leaves as many for all others. The device takes frames in the order in which it got
-/// them, so as many are touched in turn: the fewer, the more of them are in the processor's
-/// caches.
+/// Frames that the device has while it is polled and receives nothing between two polls.
+/// Frames that its timer delivers to a late thread may fill a channel of the usual
+/// length, with as many left for all others. The device uses frames in the order in which
+/// it got them, and so cycles through this many: the fewer, the more of them are in the
+/// processor's caches.
 const POLLED_FRAMES: usize = 4 * BATCH;
 
-/// One part in so many of the frames is for channels that hold few, whatever the others are
-/// flooded with.
+/// One frame in this many is reserved for channels that hold few, whatever floods the
+/// others.
 const SPARE: usize = 32;
 
-/// Bit beside a channel's number: nobody waits for the frames that it got.
+/// Bit beside a channel's number: no thread waits for the frames that it received.
 pub const WAITED: u16 = 1 << 15;
 
-/// What a round did.
+/// The results of a round.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct Round {
     /// Frames taken from the ring.
     pub frames: usize,
-    /// Frames that the driver admitted and that have neither arrived nor been
-    /// written off. While this is not zero a sleeper must wake by itself soon
-    /// and poll again, or a channel whose whole credit was lost stays shut.
+    /// Frames that the driver admitted and that have neither arrived nor been written
+    /// off. While this is not zero a sleeper must soon wake by itself and poll again.
+    /// Otherwise a channel whose whole credit was lost stays closed.
     pub missing: u64,
-    /// Frames that the driver processed in this round's poll, the kernel's and
-    /// the dropped ones included: how busy the device is. Only a poll that
-    /// finds none leaves the interrupt armed.
+    /// Frames that the driver processed in this round's poll, including kernel-bound and
+    /// dropped ones: how busy the device is. Only a poll that finds none leaves the
+    /// interrupt armed.
     pub driven: u64,
     /// It took all that its budget allowed: the device may hold more.
     pub exhausted: bool,
-    /// Use of the fullest channel just after frames were appended to it, 0 to
-    /// 1; of channels that their receivers empty.
+    /// Use of the fullest channel just after frames were appended to it, 0 to 1. Only
+    /// channels that their receivers empty count.
     pub buffer_use: f32,
     /// Frames of this application that found no room in its channels.
     pub overflowed: u64,
 }
 
 impl Round {
-    /// As receive control sees it.
+    /// The round in receive control's terms.
     pub fn seen(&self) -> receive_control::Round {
         receive_control::Round {
             frames: self.frames as u32,
             exhausted: self.exhausted,
             buffer_use: self.buffer_use,
-            // Those of a channel that nobody empties are nobody's loss.
+            // Overflow of a channel that no receiver empties harms no application.
             overflowed: if self.buffer_use > 0.0 {
                 u32::try_from(self.overflowed).unwrap_or(u32::MAX)
             } else {
@@ -93,12 +93,12 @@ pub struct Poller {
     device: Box<dyn Receive>,
     batch: Vec<Received>,
     empty_frames: Vec<Frame>,
-    /// Of them, those that the device is given just now.
+    /// Frames that the device is given just now, from those.
     to_device: Vec<Frame>,
     accounts: Box<[Account]>,
     /// Numbers of open channels, for reconciling.
     open: Vec<u32>,
-    /// Credited frames that arrived, and that were written off, modulo 2^32.
+    /// Credited frames that arrived, and those that were written off, modulo 2^32.
     arrived: u32,
     written_off: u32,
     suspicion: Suspicion,
@@ -107,18 +107,17 @@ pub struct Poller {
     in_device: usize,
     /// As [`Receive::ring_limit`].
     ring_limit: u32,
-    /// As [`Pieces::most`] when it was last looked at.
+    /// [`Pieces::most`] when last read.
     pieces_most: u32,
     /// Bp, and how it is divided into polls.
     budget: u32,
     polls: u32,
     each: u32,
-    /// Largest Bp, whatever receive control says.
+    /// Largest Bp, whatever receive control decides.
     most: u32,
     controller: Option<Controller>,
     fullness: Fullness,
-    /// Of each channel, what its receiver had taken when frames were last
-    /// appended.
+    /// For each channel, what its receiver had taken when frames were last appended.
     taken: Box<[Taken]>,
     /// Number of the round.
     round_number: u32,
@@ -165,7 +164,7 @@ pub fn open(
     let accounts = (0..CHANNELS as u16)
         .map(|number| Account::starting_at(shared.tables.head(queue, number)))
         .collect();
-    // Most frames stay for what wakes somebody.
+    // Most frames are kept for receiving frames that wake a thread.
     let waiting = receive.waiting_limit().min(frames.len() as u32 / 4);
     shared.tables.set_waiting_limit(queue, waiting);
     let arrived = shared.tables.total_head(queue);
@@ -210,8 +209,9 @@ impl Poller {
         self.device.descriptors()
     }
 
-    /// The datagrams that came through the kernel during start-up. They are for
-    /// a thread that no longer holds this poller: what they cause to be sent needs it.
+    /// Returns the datagrams that arrived through the kernel during start-up. They are
+    /// for a thread that no longer holds this poller: transmissions that they cause need
+    /// it.
     pub fn take_kernel_delivered(&mut self) -> Vec<(KernelDelivered, Vec<u8>)> {
         let mut all = Vec::new();
         let mut payload = Vec::new();
@@ -244,7 +244,7 @@ impl Poller {
     /// As [`Receive::rediscover`].
     ///
     /// # Errors
-    /// As there.
+    /// As [`Receive::rediscover`].
     pub fn rediscover(&mut self) -> io::Result<()> {
         self.device.rediscover()
     }
@@ -252,8 +252,7 @@ impl Poller {
     /// Opens channel `id` with room for `limit` frames.
     ///
     /// # Errors
-    /// EBUSY when the number is open already, EINVAL for number 0 or one out
-    /// of range.
+    /// EBUSY when the number is already open, EINVAL for number 0 or one out of range.
     pub fn open_channel(&mut self, id: ChannelId, limit: u32) -> io::Result<Channel> {
         let number = id.index();
         let end = match self.shared.ends.get(number as usize) {
@@ -279,8 +278,8 @@ impl Poller {
         })
     }
 
-    /// Closes a channel: no frame is appended any more, those in it are given
-    /// back with their credit, and those still on their way will be.
+    /// Closes a channel. No more frames are appended. Frames in it are returned with
+    /// their credit, and so are those still on their way.
     pub fn close_channel(&mut self, mut channel: Channel) {
         let number = channel.id.index();
         self.shared.tables.set_limit(self.shared.queue, number, 0);
@@ -300,14 +299,12 @@ impl Poller {
         self.shared.give_back(channel.id, done);
     }
 
-    /// One round: refill, poll, sort, until the budget is used up or the device
-    /// empty. Appends the number of each channel that got frames to `ready`
-    /// (perhaps more than once), with [`WAITED`] if all of them had waited for the
-    /// round.
+    /// Makes one round: refill, poll, sort, until the budget is used up or the device
+    /// empty. Appends the number of each channel that received frames to `ready` (perhaps
+    /// more than once), with [`WAITED`] if all of them had waited for the round.
     ///
     /// # Errors
-    /// What the device reports; frames already received are sorted all the
-    /// same.
+    /// Those the device reports; frames already received are still sorted.
     pub fn round(&mut self, interrupt: Interrupt, ready: &mut Vec<u16>) -> io::Result<Round> {
         let mut round = Round::default();
         if self.budget == 0 {
@@ -347,10 +344,10 @@ impl Poller {
         failed.map(|()| round)
     }
 
-    /// One poll of a round.
+    /// Makes one poll of a round.
     fn poll(&mut self, interrupt: Interrupt, ready: &mut Vec<u16>) -> io::Result<Round> {
         if interrupt == Interrupt::Masked && !self.device.receives_ahead() {
-            // What waits in our rings is the device's no more.
+            // Frames that wait in our rings are no longer the device's.
             let waiting = self.not_here(self.admitted());
             self.refill(POLLED_FRAMES + usize::try_from(waiting).unwrap_or(0));
         } else {
@@ -373,7 +370,7 @@ impl Poller {
         })
     }
 
-    /// Of so many frames that the driver has admitted, those that have not arrived here.
+    /// Frames of those that the driver has admitted that have not arrived here.
     fn not_here(&self, admitted: u32) -> i32 {
         admitted.wrapping_sub(self.arrived.wrapping_add(self.written_off)) as i32
     }
@@ -383,12 +380,12 @@ impl Poller {
         self.shared.tables.total_head(self.shared.queue)
     }
 
-    /// Frames of this application that found no room, ever.
+    /// Frames of this application that ever found no room.
     fn dropped(&self) -> u64 {
         self.shared.tables.total_dropped(self.shared.queue)
     }
 
-    /// Sorts a batch out of the ring. Returns its frames, and how many are missing
+    /// Sorts a batch from the ring. Returns its frames, and how many are missing
     /// ([`Round::missing`]).
     fn sort(&mut self, ready: &mut Vec<u16>) -> (usize, u64) {
         // Read before the ring: what the driver admitted up to here is in the
@@ -413,9 +410,8 @@ impl Poller {
         (frames, missing.max(0) as u64)
     }
 
-    /// Sorts what the device has delivered by itself, without polling it: what
-    /// a sleeper does first when it wakes. No budget holds for what comes this
-    /// way: the device's own poll took it.
+    /// Sorts frames that the device delivered without a poll: a sleeper does this first
+    /// when it wakes. No budget applies to them: the device's own poll took them.
     pub fn collect(&mut self, ready: &mut Vec<u16>) -> Round {
         self.fullness = Fullness::default();
         self.round_number = self.round_number.wrapping_add(1);
@@ -433,10 +429,10 @@ impl Poller {
         round
     }
 
-    /// True when less than a quarter of the receive frames are the device's to have: slow
-    /// receivers hold the rest.
+    /// True when less than a quarter of the receive frames are available to the device:
+    /// slow receivers hold the rest.
     pub fn short_of_frames(&self) -> bool {
-        // None hang while no packet has come in several.
+        // None are linked while no packet has arrived in several.
         let hanging = match self.pieces_most {
             0 | 1 => 0,
             _ => self.device.pieces().hanging as usize,
@@ -445,11 +441,11 @@ impl Poller {
         has + self.empty_frames.len() < self.receive_frames / 4
     }
 
-    /// A round for the host architectures: gives every frame to `each`,
-    /// undemultiplexed ones included.
+    /// A round for the host architectures: passes every frame to `each`, undemultiplexed
+    /// ones included.
     ///
     /// # Errors
-    /// What the device reports.
+    /// Those the device reports.
     pub fn take_round(
         &mut self,
         interrupt: Interrupt,
@@ -468,7 +464,7 @@ impl Poller {
             let seen = driven();
             let polled = self.device.poll(interrupt);
             let taken = driven().wrapping_sub(seen);
-            // What the device delivered by itself counts too.
+            // Frames that the device delivered by itself count too.
             let left = (self.budget as usize).saturating_sub(round.frames);
             let frames = self.device.receive(&mut self.batch, left.min(BATCH));
             self.in_device -= frames.min(self.in_device);
@@ -493,8 +489,8 @@ impl Poller {
         Ok(round)
     }
 
-    /// As [`Poller::take_round`], of what the device's own poll has delivered:
-    /// what a sleeper does first when the device's timer woke it.
+    /// As [`Poller::take_round`], for frames that the device's own poll has delivered: a
+    /// sleeper does this first when the device's timer woke it.
     pub fn take_delivered(&mut self, mut each: impl FnMut(&Shared, Received)) -> Round {
         let shared = self.shared.clone();
         let mut round = Round::default();
@@ -514,9 +510,9 @@ impl Poller {
         round
     }
 
-    /// Gives the device as many frames as it may need while nobody polls it: all, where it
-    /// receives ahead, else the quarter below which frames are short
-    /// ([`Poller::short_of_frames`]). Before a thread sleeps on it.
+    /// Gives the device as many frames as it may need between polls, before a thread
+    /// sleeps on it. That is all where it receives ahead, else the quarter below which
+    /// frames are short ([`Poller::short_of_frames`]).
     pub fn refill_to_sleep(&mut self) {
         self.refill(if self.device.receives_ahead() {
             usize::MAX
@@ -525,7 +521,7 @@ impl Poller {
         });
     }
 
-    /// Gives the device empty frames, those first that were used last, until it has `most`.
+    /// Gives the device empty frames, most recently used first, until it has `most`.
     fn refill(&mut self, most: usize) {
         self.shared
             .free
@@ -547,7 +543,7 @@ impl Poller {
             self.in_device += count - self.to_device.len();
             self.empty_frames.append(&mut self.to_device);
         }
-        // Frames on their way here are in the count already.
+        // Frames on their way here are already counted.
         let seen = self.arrived.wrapping_add(self.written_off);
         let hanging = match hanging {
             0 => 0,
@@ -655,9 +651,9 @@ impl Poller {
         frames
     }
 
-    /// The driver stays ahead although the ring is empty: frames were lost.
-    /// Heads are read first, then the ring is emptied, then what is still
-    /// missing is written off.
+    /// Handles frames that were lost: the driver stays ahead although the ring is empty.
+    /// Reads the heads first, then empties the ring, then writes off what is still
+    /// missing.
     fn reconcile(&mut self, ready: &mut Vec<u16>) {
         let queue = self.shared.queue;
         let waiting = self.shared.tables.waiting_head(queue);
@@ -711,8 +707,8 @@ fn append(
                 moves,
             };
         }
-        // A channel that nobody empties says nothing about how fast frames
-        // should come.
+        // A channel that no receiver empties is no indication of how fast frames should
+        // arrive.
         if taken.moves {
             fullness.see(waiting.max(0) as u32, tables.limit(queue, number));
         }

@@ -1,4 +1,4 @@
-//! The way back of frames that another queue than their own has sent.
+//! The return path of frames sent by another queue than their own.
 
 use std::sync::Arc;
 
@@ -7,16 +7,17 @@ use tidewall_device::frame::Frame;
 use super::Shared;
 use crate::free::Chain;
 
-/// The queues that receive into one frame memory. Where a frame was received its number
-/// says ([`tidewall_device::frame::Part`]).
+/// The queues that receive into one frame memory. A frame's index tells which queue
+/// received it ([`tidewall_device::frame::Part`]).
 #[derive(Debug)]
 pub struct Origins {
-    /// By the first of their frames.
+    /// Sorted by the first of their frames.
     queues: Box<[Arc<Shared>]>,
 }
 
 impl Origins {
-    /// Of these queues, which must be all that hand received frames to each other.
+    /// The origins of these queues, which must be all that pass received frames to each
+    /// other.
     pub fn new(mut queues: Vec<Arc<Shared>>) -> Self {
         queues.sort_by_key(|queue| queue.first_frame);
         Origins {
@@ -24,8 +25,8 @@ impl Origins {
         }
     }
 
-    /// Gives sent frames back to the queues that received them. Their credit went back
-    /// when they were handed on.
+    /// Returns sent frames to the queues that received them. Their credit was returned
+    /// when they were handed over.
     pub fn give_back(&self, frames: impl IntoIterator<Item = Frame>) {
         let mut run: Option<(&Shared, Chain)> = None;
         for frame in frames {

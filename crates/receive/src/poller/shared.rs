@@ -11,26 +11,26 @@ use crate::control;
 use crate::free::{Chain, FreeStack};
 use crate::slots::Slots;
 
-/// Counters of one queue, each a way a frame can go after the driver.
+/// Counters of one queue, one for each fate of a frame after the driver.
 #[derive(Debug, Default)]
 pub struct QueueCounters {
     /// Frames appended to a channel.
     pub delivered: AtomicU64,
     /// Dropped: the channel was closed while the frame was on its way.
     pub stale: AtomicU64,
-    /// Admitted by the driver but never seen: no room in the receive ring or
-    /// no empty frame. Their credit was given back.
+    /// Admitted by the driver but never seen: no room in the receive ring or no empty
+    /// frame. Their credit was returned.
     pub lost_in_ring: AtomicU64,
     /// Rounds.
     pub rounds: AtomicU64,
-    /// Frames that rounds had the driver process, the kernel's and the dropped
-    /// ones included; the rest came by interrupt.
+    /// Frames that rounds made the driver process, including kernel-bound and dropped
+    /// ones; the rest arrived by interrupt.
     pub driven: AtomicU64,
     /// Rounds that found nothing.
     pub empty_rounds: AtomicU64,
     /// Rounds that used up their budget.
     pub exhausted_rounds: AtomicU64,
-    /// Times that the poller was woken by the device.
+    /// Wake-ups of the poller by the device.
     pub interrupts: AtomicU64,
     /// Frames that found their channel full.
     pub overflowed: AtomicU64,
@@ -44,7 +44,7 @@ pub struct QueueCounters {
 #[derive(Debug)]
 pub struct Shared {
     pub(super) queue: u32,
-    /// The lowest number among the frames that it receives into.
+    /// The lowest index among the frames that it receives into.
     pub(super) first_frame: u32,
     pub(super) slots: Slots,
     pub(super) free: FreeStack,
@@ -55,8 +55,8 @@ pub struct Shared {
     pub(super) counters: QueueCounters,
     /// Held while a host architecture appends, and while a channel closes.
     pub(super) appending: Mutex<()>,
-    /// What receive control does, for those who watch: written on a change and
-    /// at the end of an interval.
+    /// The state of receive control, for observers: written on a change and at the end of
+    /// an interval.
     pub(super) control: Mutex<Option<control::State>>,
     pub(super) recorder: control::Recorder,
 }
@@ -69,8 +69,7 @@ pub(super) struct ChannelEnd {
     pub(super) sender: Sender,
 }
 
-/// The removing side of one open channel on one queue; closing gives the
-/// number back.
+/// The removing side of one open channel on one queue; closing returns the number.
 #[derive(Debug)]
 pub struct Channel {
     pub(super) shared: Arc<Shared>,
@@ -94,12 +93,12 @@ impl Shared {
         &self.counters
     }
 
-    /// Records what receive control sees.
+    /// Records receive control's input.
     pub fn recorder(&self) -> &control::Recorder {
         &self.recorder
     }
 
-    /// What receive control does here; `None` where nothing controls.
+    /// The state of receive control here; `None` without it.
     pub fn control(&self) -> Option<control::State> {
         *self.control.lock().unwrap_or_else(PoisonError::into_inner)
     }
@@ -109,13 +108,13 @@ impl Shared {
         &self.tables
     }
 
-    /// What the driver program counts on the queue.
+    /// The driver program's counters of the queue.
     pub fn driver(&self) -> &DriverCounters {
         &self.driver
     }
 
-    /// Gives back frames removed from channel `id`, and their credit: the
-    /// driver admits as many again. Two atomic operations, however many.
+    /// Returns frames removed from channel `id`, and their credit: the driver admits as
+    /// many again. Costs two atomic operations, however many.
     pub fn give_back(&self, id: ChannelId, done: Done) {
         if done.frames > 0 {
             self.free.put_chain(&self.slots, done.chain);
@@ -123,19 +122,19 @@ impl Shared {
         }
     }
 
-    /// Gives back credit alone, of datagrams whose frames went back before
-    /// them because their bytes were copied out.
+    /// Returns credit alone, of datagrams whose frames were returned earlier because
+    /// their bytes were copied out.
     pub fn give_credit(&self, id: ChannelId, frames: u32) {
         self.tables.tail_add(self.queue, id.index(), frames);
     }
 
-    /// Gives one frame back, without credit.
+    /// Returns one frame, without credit.
     pub fn free(&self, frame: Frame) {
         self.free.put(&self.slots, frame);
     }
 
-    /// Appends to a channel on behalf of a host architecture's threads, which
-    /// keep its bound themselves (the driver has counted nothing).
+    /// Appends to a channel for the threads of a host architecture, which enforce its
+    /// bound themselves (the driver has counted nothing).
     pub(crate) fn append(&self, id: ChannelId, frame: Frame) -> Result<(), Frame> {
         let _appending = self
             .appending
@@ -169,21 +168,20 @@ impl Channel {
         self.shared.ends.get(self.id.index() as usize)
     }
 
-    /// True when there is surely nothing in it.
+    /// True when there is certainly nothing in it.
     pub fn looks_empty(&self) -> bool {
         self.end()
             .is_none_or(|end| end.sender.looks_empty(&self.receiver))
     }
 
-    /// What `look` says of the oldest frame, which stays in the channel.
+    /// Returns the result of `look` for the oldest frame, which stays in the channel.
     pub fn look<T>(&mut self, look: impl FnOnce(&Frame) -> T) -> Option<T> {
         let end = self.shared.ends.get(self.id.index() as usize)?;
         end.sender
             .look(&self.shared.slots, &mut self.receiver, look)
     }
 
-    /// Removes the oldest frame. It and its credit go back with
-    /// [`Shared::give_back`].
+    /// Removes the oldest frame. [`Shared::give_back`] returns it and its credit.
     pub fn remove(&mut self) -> Option<Frame> {
         let end = self.shared.ends.get(self.id.index() as usize)?;
         end.sender.remove(&self.shared.slots, &mut self.receiver)

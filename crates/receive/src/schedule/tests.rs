@@ -8,10 +8,10 @@ use super::*;
 const RING: usize = 256;
 const LIMIT: u32 = 512;
 const BUDGET: usize = 128;
-/// Datagrams that the application takes a call, and between two looks at the clock.
+/// Datagrams that the application takes per call, and between two reads of the clock.
 const BATCH: u32 = 64;
 const STEP: u32 = 8;
-/// Time that a client waits before it takes a question for lost, and between two questions.
+/// Time until a client considers a question lost, and between two questions.
 const TIMEOUT: f64 = 20e6;
 const PAUSE: f64 = 8e3;
 
@@ -46,7 +46,7 @@ impl Machine {
     }
 }
 
-/// Outcome of a run: frames, of the flooded sockets, and answers to the neighbour.
+/// Results of a run: frames, of the flooded sockets, and answers to the neighbour.
 #[derive(Debug, Default)]
 struct Outcome {
     came: f64,
@@ -59,19 +59,21 @@ struct Outcome {
 
 /// A client of the neighbour.
 struct Client {
-    /// When it asks next.
+    /// Time of its next question.
     asks: f64,
-    /// When it takes its question for lost, if one is on its way.
+    /// Time at which it considers its question lost, if one is in flight.
     gives_up: Option<f64>,
 }
 
 struct World<'a> {
     machine: Machine,
-    /// Frames a ns that come to each flooded socket, and what of the next has come.
+    /// Frames per ns that arrive for each flooded socket, and the fraction of the next
+    /// that has arrived.
     floods: &'a [f64],
     parts: Vec<f64>,
     now: f64,
-    /// Whose frames wait in the device; the neighbour is number `floods.len()`.
+    /// Sockets of the frames that wait in the device; the neighbour is number
+    /// `floods.len()`.
     ring: VecDeque<usize>,
     channels: Vec<u32>,
     /// Frames that each channel has dropped.
@@ -80,7 +82,7 @@ struct World<'a> {
     schedule: Schedule,
     due: u64,
     outcome: Outcome,
-    /// The socket behind the one that was served last.
+    /// The socket after the one that was served last.
     first: usize,
 }
 
@@ -224,14 +226,14 @@ impl<'a> World<'a> {
     }
 }
 
-/// Floods at so many frames a ns for `span` ns.
+/// Floods at this many frames per ns for `span` ns.
 fn run(machine: Machine, floods: &[f64], span: f64) -> Outcome {
     let mut world = World::new(machine, floods);
     world.run(span);
     world.outcome
 }
 
-/// `total` frames a ns over `sockets` of them, evenly, or half of it at the first.
+/// `total` frames per ns over `sockets` sockets, evenly, or half of it at the first.
 fn loads(total: f64, sockets: usize, even: bool) -> Vec<f64> {
     let each = |socket| match (even, socket, sockets) {
         (true, ..) | (_, _, 1) => total / sockets as f64,
@@ -262,7 +264,7 @@ fn the_ring_is_kept_empty_on_any_machine() {
     }
 }
 
-/// Isolation never costs more than its third, and nearly nothing where it cannot be had.
+/// Isolation never costs more than its third, and nearly nothing where it is impossible.
 #[test]
 fn the_total_is_flat_for_any_number_of_sockets() {
     for machine in [VETH, Machine::of_speed(1.0, 1.0)] {
@@ -285,7 +287,7 @@ fn the_total_is_flat_for_any_number_of_sockets() {
     }
 }
 
-/// Where all sockets drop there is no neighbour to isolate. To look for one costs a
+/// With every socket dropping there is no neighbour to isolate. Looking for one costs a
 /// thirty-second.
 #[test]
 fn the_total_is_whole_where_every_socket_is_flooded() {
@@ -344,14 +346,14 @@ fn a_neighbour_of_flooded_sockets_is_isolated_at_once() {
     }
 }
 
-/// Between the two, a neighbour gets whole periods.
+/// Between these loads, a neighbour gets whole periods.
 #[test]
 fn a_neighbour_makes_round_trips_while_isolation_can_be_had() {
     let alone = run(VETH, &[0.0], SPAN).answers;
     let answers = |total| run(VETH, &loads(total, 1, true), SPAN).answers;
     let beside = [0.5e-3, 0.8e-3, 1.1e-3, 1.5e-3, 1.7e-3].map(answers);
     assert!(beside[0] > alone / 2, "{beside:?} of {alone}");
-    // A client that loses one in five questions has sixty answers in the time.
+    // A client that loses one in five questions gets sixty answers in that time.
     assert!(beside[4] > 500, "{beside:?} of {alone}");
 }
 

@@ -2,28 +2,28 @@
 
 use super::*;
 
-/// What a poll costs, ns, and each frame that it takes or that is delivered.
+/// Cost of a poll, and of each frame that is taken or delivered, ns.
 const POLL: u64 = 1_000;
 const FRAME: u64 = 400;
 /// Frames that the flooded channel holds.
 const HOLDS: u32 = 512;
 
-/// A stack beside a flood, and a neighbour that asks after pauses.
+/// A stack under a flood, and a neighbour that asks after pauses.
 #[derive(Default)]
 struct Bed {
     share: Share,
     now: u64,
     due: u64,
-    /// Frames that wait in the flooded channel, and those that were delivered.
+    /// Frames that wait in the flooded channel, and those delivered.
     waits: u32,
     delivered: u64,
-    /// When the neighbour's next frame comes.
+    /// Time of the neighbour's next frame.
     asks: u64,
     longest: u64,
 }
 
 impl Bed {
-    /// Looks at the other queues, and polls the reserved one where there is room.
+    /// Checks the other queues, and polls the reserved one if there is room.
     fn round(&mut self, pause: u64) {
         let began = self.now;
         self.now += POLL;
@@ -91,7 +91,7 @@ fn no_pause_makes_a_neighbour_wait_longer_than_the_bound() {
         let mut bed = Bed::default();
         bed.run(pause, 200_000_000);
         assert!(bed.longest <= wait(MOST.into()), "{pause}: {}", bed.longest);
-        // Nor than a part of the pause.
+        // Nor longer than a part of the pause.
         let grown = bed.longest.saturating_sub(wait(1));
         assert!(grown <= pause / 4, "{pause}: {}", bed.longest);
     }

@@ -1,4 +1,4 @@
-//! The decisions on virtual time: a look each 25 ms.
+//! The decisions on virtual time: one look every 25 ms.
 
 use super::*;
 
@@ -7,7 +7,7 @@ const SECOND: u64 = 1_000_000_000;
 const FLOODED: u16 = 9;
 const NEIGHBOUR: u16 = 7;
 
-/// A device, what comes for it, and what has been ordered.
+/// A device, its incoming frames, and the orders so far.
 #[derive(Default)]
 struct Bed {
     steering: Steering,
@@ -15,16 +15,16 @@ struct Bed {
     orders: Vec<(u64, Order)>,
 }
 
-/// The load of a look.
+/// The load during a look.
 #[derive(Clone, Copy)]
 enum Load {
     /// A question now and then.
     Light,
-    /// Frames beyond what the channel takes; this share of the time goes into them.
+    /// Frames beyond the channel's capacity; this share of the time goes into them.
     Flood(f64),
-    /// More than can be polled: no frame is dropped by the channel, the ring loses them.
+    /// More than can be polled: the channel drops no frame, the ring loses them.
     Overload,
-    /// Many frames, and all are received.
+    /// Many frames, all received.
     Busy,
 }
 
@@ -42,7 +42,7 @@ impl Bed {
             polls: 1_000,
             exhausted,
         };
-        // The ring of the reserved queue loses what its channel would.
+        // The ring of the reserved queue loses frames before its channel would.
         let lost = matches!(load, Load::Flood(_) | Load::Overload);
         let reserved = Polls {
             polls: 500,
@@ -140,7 +140,7 @@ fn a_port_that_flaps_backs_off() {
         bed.run(Load::Light, STAY + STAY / 5);
     }
     assert!((2..=4).contains(&bed.moves()), "{:?}", bed.orders);
-    // After a long time without a flood it begins again.
+    // After a long time without a flood it starts again.
     bed.run(Load::Light, 2 * SOON * STAY_MOST);
     let before = bed.orders.len();
     bed.run(Load::Flood(0.3), SECOND);

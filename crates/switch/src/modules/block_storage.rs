@@ -1,4 +1,4 @@
-//! Requests for blocks: small ones and metadata to a coordinator, blocks to the nodes
+//! Requests for blocks: small ones and metadata go to a coordinator, blocks to the nodes
 //! that hold them (the paper's storage service).
 
 use std::net::SocketAddr;
@@ -7,19 +7,19 @@ use std::sync::Arc;
 use super::{Frame, Lost, Members, Module, Verdict};
 use crate::MemberId;
 
-/// Bytes of a request that are looked at: one of operation, seven of anything, eight of
-/// the block's number, big endian.
+/// Bytes of a request that are read: one of operation, seven of anything, eight of the
+/// block's number, big endian.
 const HEADER: usize = 16;
 
-/// Operations that go to the node of the block: reading and writing one.
+/// Operations that go to the block's node: reading and writing a block.
 const READ: u8 = 1;
 const WRITE: u8 = 2;
 
 /// Stripes blocks over storage nodes; every other operation goes to the coordinator. A
-/// request begins with one byte of operation (1 reads a block, 2 writes one),
-/// seven bytes that are the application's, and the number of the block in eight bytes,
-/// big endian. While the node of a block is away a request for it resets the connection:
-/// no other node has the block.
+/// request begins with one byte of operation (1 reads a block, 2 writes one), seven bytes
+/// of the application's own, and the number of the block in eight bytes, big endian.
+/// While a block's node is away a request for it resets the connection: no other node has
+/// the block.
 #[derive(Clone, Debug)]
 pub struct BlockStorage {
     coordinator: SocketAddr,
@@ -27,17 +27,17 @@ pub struct BlockStorage {
 }
 
 impl BlockStorage {
-    /// `nodes` are those that blocks were striped over, in that order, whether they are
-    /// there now or not.
+    /// `nodes` are those that blocks were striped over, in that order, whether or not
+    /// they are present now.
     #[must_use]
     pub const fn new(coordinator: SocketAddr, nodes: Arc<[SocketAddr]>) -> Self {
         Self { coordinator, nodes }
     }
 }
 
-/// The block that a request reads or writes, by which [`BlockStorage`] chooses: the node's
-/// place is the remainder of its division by the number of nodes. `None`: a request of the
-/// coordinator's.
+/// The block that a request reads or writes, by which [`BlockStorage`] chooses: the
+/// node's index is the remainder of its division by the number of nodes. `None` for a
+/// request to the coordinator.
 #[must_use]
 pub fn block_of(payload: &[u8]) -> Option<u64> {
     payload
@@ -63,7 +63,7 @@ impl Module for BlockStorage {
     }
 
     fn member_down(&mut self, _member: MemberId) -> Lost {
-        // A block's bytes are on its node and nowhere else, and each request has a reply.
+        // A block's bytes are only on its node, and each request has a reply.
         Lost::ResetIfUsed
     }
 }

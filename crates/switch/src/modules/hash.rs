@@ -1,4 +1,4 @@
-//! By a key at a fixed place of the frame.
+//! Steering by a key at a fixed position of the frame.
 
 use core::hash::Hasher;
 use core::ops::Range;
@@ -8,8 +8,8 @@ use siphasher::sip::SipHasher13;
 use super::{Frame, Lost, Members, Module, Verdict};
 use crate::MemberId;
 
-/// Sends all frames of one key to one member, as long as it is there. Frames too short
-/// to have a key count as of the empty one.
+/// Sends all frames of one key to one member, as long as it is present. Frames too short
+/// to have a key count as having the empty one.
 #[derive(Clone, Debug)]
 pub struct HashOfKey {
     key: Range<usize>,
@@ -17,7 +17,7 @@ pub struct HashOfKey {
 }
 
 impl HashOfKey {
-    /// The key is these bytes of a frame's payload; `lost` says what becomes of a dead
+    /// The key is these bytes of a frame's payload; `lost` decides the fate of a dead
     /// member's frames.
     #[must_use]
     pub const fn new(key: Range<usize>, lost: Lost) -> Self {
@@ -25,9 +25,9 @@ impl HashOfKey {
     }
 }
 
-/// The hash of a key by which [`HashOfKey`] and [`KeyValue`](super::KeyValue) choose, with
-/// [`weight_of`](super::weight_of): the same everywhere, so that what loads the members'
-/// data can compute it.
+/// The hash of a key by which [`HashOfKey`] and [`KeyValue`](super::KeyValue) choose,
+/// with [`weight_of`](super::weight_of). It is the same everywhere, so that a loader of
+/// the members' data can compute it.
 #[must_use]
 pub fn hash_of(key: &[u8]) -> u64 {
     let mut hasher = SipHasher13::new();

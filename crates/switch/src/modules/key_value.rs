@@ -1,19 +1,19 @@
-//! Commands of a key-value store in RESP, by their key.
+//! Steering of RESP commands of a key-value store, by their key.
 
 use tidewall_wire::resp::key;
 
 use super::{Frame, Lost, Members, Module, Verdict, hash_of};
 use crate::MemberId;
 
-/// Sends each command to the member that has its key: one command of RESP (an array of
-/// bulk strings) a frame. A command without a key (`PING`, `INFO`) goes to the member
-/// of the empty key.
+/// Sends each command to the member that has its key: one RESP command (an array of bulk
+/// strings) per frame. A command without a key (`PING`, `INFO`) goes to the member of the
+/// empty key.
 ///
-/// A command of several keys goes to the member of the first: a switch that holds no
-/// bytes cannot make one command two, nor two replies one. The end that makes frames of
-/// commands splits `MGET`, `MSET`, `DEL` and their like by key first (`tidewall acp-bridge` does),
-/// and puts replies into the order asked, since the members' replies come in that of
-/// the members.
+/// A command of several keys goes to the member of the first. A switch that holds no
+/// bytes cannot split a command into two, or join two replies into one. The end that
+/// frames the commands first splits `MGET`, `MSET`, `DEL` and their like by key
+/// (`tidewall acp-bridge` does). It also restores the order of replies, since members
+/// reply in their own order.
 #[derive(Clone, Debug)]
 pub struct KeyValue {
     skip: usize,
@@ -37,8 +37,8 @@ impl Module for KeyValue {
     }
 
     fn member_down(&mut self, _member: MemberId) -> Lost {
-        // INCR and APPEND are not idempotent, and the module does not tell them apart; and
-        // each command has a reply.
+        // INCR and APPEND are not idempotent, and the module does not distinguish them;
+        // and each command has a reply.
         Lost::ResetIfUsed
     }
 }

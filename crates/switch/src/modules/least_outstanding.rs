@@ -1,4 +1,4 @@
-//! To whom the fewest frames are under way.
+//! Steering to the member with the fewest outstanding frames.
 
 use super::{Frame, Lost, Members, Module, Verdict};
 use crate::MemberId;
@@ -12,7 +12,7 @@ pub struct LeastOutstanding {
 }
 
 impl LeastOutstanding {
-    /// `lost` says what becomes of a dead member's frames.
+    /// `lost` decides the fate of a dead member's frames.
     #[must_use]
     pub const fn new(lost: Lost) -> Self {
         Self { next: 0, lost }

@@ -1,16 +1,16 @@
-//! Routing modules: which member gets a frame (ALRM of the paper).
+//! Routing modules, which choose a frame's member (ALRM of the paper).
 //!
-//! A module belongs to one connection. It sees frames and its own memory, and decides
-//! at once: no waiting, no clock, no randomness, so that the same frames go to the same
-//! members in every run. It does not see repeated frames: the switch sends those to
-//! where they went before, and keeps one word a frame for the module meanwhile.
+//! A module belongs to one connection. It sees frames and its own memory, and decides at
+//! once: no waiting, no clock, no randomness. So the same frames go to the same members
+//! in every run. It does not see repeated frames: the switch sends those to the same
+//! member as before, and meanwhile keeps one word per frame for the module.
 //!
-//! A module that panics, or names a member that takes no frames, costs its connection
-//! a reset and others nothing. So does one that loops over what it is shown: each look at a
-//! frame's bytes or at a member counts, and the look that is beyond a frame's
-//! bound ends the event by unwinding. What a loop does with its own memory alone is not
-//! seen here, and no thread can be stopped from within its process: `tidewall switch` finds
-//! that out and ends (docs/switch.md).
+//! A module that panics, or names a member that takes no frames, has its connection
+//! reset; others are not affected. The same applies to one that loops over its input.
+//! Each look at a frame's bytes or at a member counts, and a look beyond a frame's limit
+//! ends the event by unwinding. A loop over the module's own memory is not detected here,
+//! and no thread can be stopped from within its process. `tidewall switch` detects such a
+//! loop and exits (docs/switch.md).
 
 mod block_storage;
 mod hash;
@@ -38,11 +38,11 @@ pub use round_robin::RoundRobin;
 pub use speed::Speed;
 pub(crate) use work::{TooMuch, Work};
 
-/// A frame as a module sees it. What it asks for counts as work.
+/// A frame as a module sees it. Its accesses count as work.
 #[derive(Clone, Copy, Debug)]
 pub struct Frame<'a> {
     payload: Pieces<'a>,
-    /// The payload in one piece, once a module has asked for bytes that lie in several.
+    /// The payload in one piece, once a module has requested bytes that lie in several.
     joined: &'a OnceCell<Vec<u8>>,
     work: &'a Work,
     /// The switch's time.
@@ -64,19 +64,19 @@ impl<'a> Frame<'a> {
         }
     }
 
-    /// Bytes behind its header.
+    /// Bytes after its header.
     #[must_use]
     pub const fn len(self) -> usize {
         self.payload.len()
     }
 
-    /// True when nothing is behind its header.
+    /// True if nothing follows its header.
     #[must_use]
     pub const fn is_empty(self) -> bool {
         self.payload.is_empty()
     }
 
-    /// All that is behind its header.
+    /// Everything after its header.
     #[must_use]
     pub fn payload(self) -> &'a [u8] {
         self.work.spend(1 + self.payload.len());
@@ -86,12 +86,12 @@ impl<'a> Frame<'a> {
         }
     }
 
-    /// A part of what is behind its header; `None` if it is not all there. A module that
-    /// reads field by field asks for each with this: a length of the peer's that leads
-    /// nowhere then cannot make it go on for ever.
+    /// A part of what follows its header; `None` if it is incomplete. A module that reads
+    /// field by field requests each with this. An invalid length from the peer then
+    /// cannot make it loop for ever.
     ///
-    /// A frame that is longer than one of memory lies in several pieces. Bytes across two of
-    /// them are copied, and the whole frame with them, once for a frame.
+    /// A frame longer than one of memory lies in several pieces. Bytes across two of them
+    /// are copied, and the whole frame with them, once per frame.
     #[must_use]
     pub fn get(self, range: impl RangeBounds<usize>) -> Option<&'a [u8]> {
         let bounds = (range.start_bound().cloned(), range.end_bound().cloned());
@@ -120,31 +120,31 @@ impl<'a> Frame<'a> {
     }
 }
 
-/// What a module wants done with a frame.
+/// A module's decision about a frame.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Verdict {
-    /// It goes to this member. The word is kept with the frame, and given back by
+    /// Send it to this member. The word is kept with the frame, and returned by
     /// [`Module::retire`].
     Send(MemberId, u32),
-    /// The connection is reset: the frame is nothing that this module serves.
+    /// Reset the connection: this module does not serve the frame.
     Reset,
 }
 
-/// What becomes of frames that a dead member has not acknowledged.
+/// The fate of frames that a dead member has not acknowledged.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Lost {
-    /// The connection is reset if there are any: nothing is lost or doubled in silence.
+    /// The connection is reset if there are any: nothing is silently lost or duplicated.
     Reset,
-    /// The connection is reset, also if there are none, unless no frame ever went to the
-    /// member on it: a request that it acknowledged, and whose reply has not come, would
-    /// wait for ever.
+    /// The connection is reset, even if there are none, unless no frame ever went to the
+    /// member on it. A request that it acknowledged, and whose reply has not arrived,
+    /// would wait for ever.
     ResetIfUsed,
-    /// They are idempotent: when the peer repeats them, they are steered anew. Nothing
-    /// is promised about their order among other frames.
+    /// They are idempotent: when the peer repeats them, they are steered again. Their
+    /// order among other frames is not guaranteed.
     Resend,
 }
 
-/// What window the peer is offered.
+/// The window that the peer is offered.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Windows {
     /// The smallest of the members': any frame may go to any member.
@@ -156,37 +156,37 @@ pub enum Windows {
 
 /// Chooses members for the frames of one connection.
 pub trait Module: Send {
-    /// A new frame of the peer; `members` are never none. One that is dropped, as the member
-    /// that it was for has no room for it in its window, is shown again when the peer
-    /// repeats it. Each byte of the frame can be looked
-    /// at eight times, each member 64 times, and 1,024 looks more are free; beyond, the
-    /// connection is reset.
+    /// Handles a new frame of the peer; `members` is never empty. A frame that is dropped
+    /// because its member's window has no room is shown again when the peer repeats it.
+    /// Each byte of the frame can be looked at eight times, each member 64 times, and
+    /// 1,024 further looks are free; beyond that the connection is reset.
     fn frame(&mut self, frame: Frame<'_>, members: Members<'_>) -> Verdict;
 
-    /// A member has acknowledged up to a frame, or has opened its window.
+    /// Reports that a member has acknowledged up to a frame, or has opened its window.
     fn ack(&mut self, _member: MemberView) {}
 
-    /// A member takes frames from now on: at the beginning of a connection, and when
-    /// one was added.
+    /// Reports that a member takes frames from now on: at the beginning of a connection,
+    /// and when one was added.
     fn member_up(&mut self, _member: MemberId) {}
 
-    /// A member has died on this connection.
+    /// Reports that a member has died on this connection.
     fn member_down(&mut self, _member: MemberId) -> Lost {
         Lost::Reset
     }
 
-    /// A frame was acknowledged by its member; `state` is the word given with it.
+    /// Reports that a frame was acknowledged by its member; `state` is the word given
+    /// with it.
     fn retire(&mut self, _member: MemberId, _state: u32) {}
 
-    /// What the peer is offered; asked for once, at the beginning.
+    /// The window that the peer is offered; queried once, at the beginning.
     fn windows(&self) -> Windows {
         Windows::Minimum
     }
 }
 
-/// Makes the module of each connection.
+/// Creates the module of each connection.
 pub trait Modules: Send {
-    /// For a connection that was just established.
+    /// Creates one for a connection that was just established.
     fn connect(&mut self) -> Box<dyn Module>;
 }
 
@@ -199,9 +199,10 @@ impl<F: FnMut() -> Box<dyn Module> + Send> Modules for F {
 /// A member as a module sees it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct MemberView {
-    /// Which. Another member's once this one is gone, and this one may come back as another.
+    /// Its id. It may be another member's once this one is gone, and this one may return
+    /// with another id.
     pub id: MemberId,
-    /// Where it listens: by this a member is known that comes back.
+    /// Its listening address, which identifies a member that returns.
     pub address: SocketAddr,
     /// Bytes of its window that are open.
     pub room: u64,
@@ -223,7 +224,7 @@ impl<'a> Members<'a> {
         Self { ends, work }
     }
 
-    /// They, by number.
+    /// All members, by number.
     pub fn iter(self) -> impl Iterator<Item = MemberView> + 'a {
         self.work.spend(1);
         let usable = move |(slot, end): (usize, &End)| {
@@ -260,9 +261,9 @@ impl<'a> Members<'a> {
         at(start..self.ends.len()).or_else(|| at(0..start))
     }
 
-    /// The owner of a key: where [`weight_of`] is largest (rendezvous hashing, Thaler and
-    /// Ravishankar 1998). When a member comes or goes, only its share of the keys moves; when
-    /// it comes back, that share is its own again.
+    /// The owner of a key: the member with the largest [`weight_of`] (rendezvous hashing,
+    /// Thaler and Ravishankar 1998). When a member joins or leaves, only its share of the
+    /// keys moves; when it returns, it owns that share again.
     #[must_use]
     pub fn for_key(self, key: u64) -> Option<MemberView> {
         self.iter()
@@ -270,8 +271,8 @@ impl<'a> Members<'a> {
     }
 }
 
-/// How much a key prefers the member of an address: the same everywhere, so that what
-/// loads the members' data can compute it ([`hash_of`] of the key).
+/// How much a key prefers the member with an address. It is the same everywhere, so that
+/// a loader of the members' data can compute it ([`hash_of`] of the key).
 #[must_use]
 pub const fn weight_of(key: u64, member: SocketAddr) -> u64 {
     const GOLDEN: u64 = 0x9e37_79b9_7f4a_7c15;

@@ -1,4 +1,4 @@
-//! One after the other.
+//! Steering to each member in turn.
 
 use super::{Frame, Lost, Members, Module, Verdict};
 use crate::MemberId;
@@ -11,7 +11,7 @@ pub struct RoundRobin {
 }
 
 impl RoundRobin {
-    /// `lost` says what becomes of a dead member's frames.
+    /// `lost` decides the fate of a dead member's frames.
     #[must_use]
     pub const fn new(lost: Lost) -> Self {
         Self { next: 0, lost }

@@ -1,18 +1,18 @@
-//! To the member that keeps up (the paper's speed-sensitive steering).
+//! Steering to the member that keeps up (the paper's speed-sensitive steering).
 
 use super::{Frame, Lost, Members, Module, Verdict, Windows};
 use crate::MemberId;
 
-/// Steers to members with open windows: to the one whose window has most room. So a
-/// slow member gets what it takes and holds nobody up, and the peer may be offered the
-/// sum of the windows.
+/// Steers to members with open windows: to the one whose window has most room. So a slow
+/// member receives only what it can take and delays no other, and the peer may be offered
+/// the sum of the windows.
 #[derive(Clone, Debug)]
 pub struct Speed {
     lost: Lost,
 }
 
 impl Speed {
-    /// `lost` says what becomes of a dead member's frames.
+    /// `lost` decides the fate of a dead member's frames.
     #[must_use]
     pub const fn new(lost: Lost) -> Self {
         Self { lost }

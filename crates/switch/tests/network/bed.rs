@@ -81,7 +81,7 @@ pub fn segment(packet: &Packet) -> Segment<'_> {
     }
 }
 
-/// Bytes in pieces of so many.
+/// Bytes in pieces of this size.
 struct Cut<'a>(&'a [u8], usize);
 
 impl Behind for Cut<'_> {
@@ -90,7 +90,7 @@ impl Behind for Cut<'_> {
     }
 }
 
-/// Gives the switch a packet: every other one in pieces.
+/// Passes the switch a packet: every other one in pieces.
 fn input(switch: &mut Switch, now: Duration, packet: &Packet, emit: &mut dyn FnMut(Emission)) {
     let whole = segment(packet);
     let sequence = packet.header.sequence as usize;
@@ -119,7 +119,7 @@ pub fn bytes_of(emission: &Emission, received: &[u8]) -> Vec<u8> {
     }
 }
 
-/// What leaves for what was emitted, as long as its batch goes on; the rest waits.
+/// Segments that leave for the emissions while their batch continues; the rest waits.
 pub fn put(gather: &mut Gather, emissions: &[Emission], received: &[u8]) -> Vec<Packet> {
     let mut sent = Vec::new();
     for (header, parts) in segments(emissions) {
@@ -151,7 +151,7 @@ impl From<Gathered> for Packet {
     }
 }
 
-/// Where a host listens, counted from 0.
+/// A host's listening address, counted from 0.
 pub fn host_address(host: usize) -> SocketAddr {
     SocketAddr::from(([10, 0, 1, host as u8 + 1], 6379))
 }
@@ -219,7 +219,7 @@ impl Bed {
         number - 1
     }
 
-    /// A machine becomes a member.
+    /// Adds a machine as a member.
     fn join(&mut self, host: usize) {
         let member = Member {
             address: self.hosts[host].address,
@@ -233,7 +233,7 @@ impl Bed {
         self.deliver(emissions, None);
     }
 
-    /// A machine that died is there again, and knows nothing of what was.
+    /// Restarts a machine that died, without its state.
     pub fn restart(&mut self, host: usize) {
         self.hosts[host].connections.clear();
         self.hosts[host].alive = true;
@@ -248,7 +248,7 @@ impl Bed {
         self.deliver(emissions, None);
     }
 
-    /// The machine is gone; the switch hears of it by a health check.
+    /// Kills the machine; the switch learns of it by a health check.
     pub fn kill(&mut self, host: usize) {
         self.hosts[host].alive = false;
         let connections = self.hosts[host].connections.values();
@@ -283,7 +283,7 @@ impl Bed {
         }
     }
 
-    /// What has waited for others leaves.
+    /// Sends the waiting segments.
     fn end_batch(&mut self) {
         while let Some(gathered) = self.gather.pop() {
             self.send(Packet::from(gathered));
@@ -303,7 +303,7 @@ impl Bed {
         link.send(self.now, bytes, false, packet);
     }
 
-    /// Shows what goes in and out where `TIDEWALL_TRACE` asks for it.
+    /// Prints what goes in and out if `TIDEWALL_TRACE` is set.
     fn trace(&self, way: &str, flow: FourTuple, header: &Header, payload: &dyn std::fmt::Debug) {
         if self.traces {
             let Header {
@@ -321,7 +321,7 @@ impl Bed {
         }
     }
 
-    /// Gives the switch a packet.
+    /// Passes the switch a packet.
     pub fn input(&mut self, packet: &Packet) {
         self.trace("<", packet.flow, &packet.header, &packet.payload.len());
         let mut emissions = Vec::new();
@@ -358,7 +358,7 @@ impl Bed {
         }
     }
 
-    /// Goes on to the next thing that happens; false when nothing will by `limit`.
+    /// Advances to the next event; false if there is none by `limit`.
     pub fn step(&mut self, limit: Duration) -> bool {
         self.output();
         let links = self
@@ -387,7 +387,7 @@ impl Bed {
                 .poll(self.now, &mut |emission| emissions.push(emission));
             self.deliver(emissions, None);
         }
-        // What comes at one time is one batch.
+        // Packets that arrive at one time are one batch.
         while let Some((packet, _)) = self.peer_links[0].receive(self.now) {
             self.model.input(&packet, true);
             self.input(&packet);
@@ -411,7 +411,7 @@ impl Bed {
         true
     }
 
-    /// Runs until `done`, which has to be within `limit`.
+    /// Runs until `done`, which must be within `limit`.
     pub fn run_until(&mut self, limit: Duration, mut done: impl FnMut(&mut Self) -> bool) {
         let limit = self.now + limit;
         loop {

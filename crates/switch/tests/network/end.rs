@@ -1,6 +1,6 @@
-//! A small TCP end whose segments hold whole frames: cumulative acknowledgments, three
-//! duplicates, NewReno's partial acknowledgments, or SACK, a retransmission timer, windows,
-//! FIN. Repeated segments may hold more or fewer frames than the first time.
+//! A small TCP end whose segments hold whole frames. It has cumulative acknowledgments,
+//! three duplicates, NewReno's partial acknowledgments, or SACK, a retransmission timer,
+//! windows, FIN. Repeated segments may hold more or fewer frames than the first time.
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::time::Duration;
@@ -39,7 +39,7 @@ pub struct End {
     written: u32,
     una: u32,
     next: u32,
-    /// Segments in flight at most.
+    /// Maximum number of segments in flight.
     pub congestion: usize,
     window: u32,
     window_field: u16,
@@ -60,19 +60,19 @@ pub struct End {
     pub fin_received: bool,
     ack_due: bool,
     pub repeated: u64,
-    /// Offers SACK; after the handshake: both ends take it.
+    /// Offers SACK; after the handshake: both ends accept it.
     pub sack: bool,
-    /// Discards what came out of order every so many segments, as a receiver may that has
+    /// Discards out-of-order data every this many segments, as a receiver may that has
     /// SACKed it (RFC 2018 §8).
     pub discards: Option<u32>,
-    /// Segments out of order that came.
+    /// Number of out-of-order segments received.
     disordered: u32,
-    /// Where frames begin that the other end has SACKed, or that were sent again since.
+    /// Starts of frames that the other end has SACKed, or that were repeated since.
     sacked: BTreeSet<u32>,
     again: BTreeSet<u32>,
-    /// Where segments began that came out of order, the newest last.
+    /// Starts of out-of-order segments, newest last.
     arrivals: Vec<u32>,
-    /// A segment that came twice (RFC 2883).
+    /// A segment that arrived twice (RFC 2883).
     duplicate: Option<(u32, u32)>,
 }
 
@@ -162,7 +162,7 @@ impl End {
         self.written - self.una.min(self.written)
     }
 
-    /// All was acknowledged, the FIN too.
+    /// Everything was acknowledged, including the FIN.
     pub fn is_done(&self) -> bool {
         self.una == self.written + u32::from(self.closed) && self.fin_sent == self.closed
     }
@@ -171,7 +171,7 @@ impl End {
         self.out_of_order.is_empty()
     }
 
-    /// What came out of order, the newest first, behind what came twice (RFC 2018 §4).
+    /// Out-of-order data, newest first, after duplicate data (RFC 2018 §4).
     fn blocks(&mut self) -> SackBlocks {
         let mut chosen = SackBlocks::default();
         if !self.sack {
@@ -203,7 +203,7 @@ impl End {
         chosen
     }
 
-    /// The other end has these blocks.
+    /// Records the other end's blocks.
     fn take_blocks(&mut self, header: &Header) {
         assert!(
             self.sack || header.options.sack.is_empty(),
@@ -226,8 +226,8 @@ impl End {
         }
     }
 
-    /// The first frame from `from` on that is lost, as three behind it were received, and
-    /// was not sent again.
+    /// The first lost frame from `from` on that was not repeated: three after it were
+    /// received.
     fn lost(&self, from: u32) -> Option<u32> {
         let third = *self.sacked.iter().rev().nth(2)?;
         let frames = self.frames.iter().map(|frame| frame.0);
@@ -333,7 +333,7 @@ impl End {
             "nothing is acknowledged that was not sent"
         );
         if ack > self.una {
-            // The other end has discarded what it had (RFC 2018 §8).
+            // The other end has discarded SACKed data (RFC 2018 §8).
             if self.sacked.contains(&ack) {
                 self.sacked.clear();
                 self.again.clear();
@@ -485,7 +485,7 @@ impl End {
                 self.ack_due = false;
             }
         } else if again && self.next == self.una {
-            // Is the window still closed?
+            // Probes whether the window is still closed.
             send(out(
                 self.header(self.una - 1, Flags::NONE),
                 Vec::new(),

@@ -1,4 +1,4 @@
-//! A long transfer, during which members die and come all the while.
+//! A long transfer, during which members die and join all the while.
 
 use std::time::{Duration, Instant};
 
@@ -12,19 +12,19 @@ use super::transfer::{frame, number};
 
 /// Payload of each frame.
 const LENGTH: usize = 990;
-/// What the peer writes ahead.
+/// Bytes that the peer writes ahead.
 const AHEAD: u32 = 64_000;
 const SECOND: Duration = Duration::from_secs(1);
 
-/// What members have got so far.
+/// The data received by members so far.
 struct Got {
-    /// How often each frame arrived, and last at which machine, by its beginning.
+    /// How often each frame arrived, and last at which machine, by its start.
     times: Vec<(u8, u32)>,
-    /// Of each machine: when it began, counted over all, and the last frame that it got.
+    /// For each machine: its start, counted over all, and its last frame.
     machines: Vec<(u32, Option<u32>)>,
     begun: u32,
     out_of_order: u64,
-    /// Frames that arrived again while the machine lived that had got them before.
+    /// Frames that arrived again while the machine that had received them before lived.
     doubled: Vec<u32>,
 }
 
@@ -48,17 +48,17 @@ impl Got {
         }
     }
 
-    /// A machine begins, or has died.
+    /// Records that a machine starts, or has died.
     fn change(&mut self, machine: usize) {
         self.begun += 1;
         self.machines[machine] = (self.begun, None);
     }
 }
 
-/// A member is killed and one comes every second, while links lose and reorder one packet
-/// in a hundred: every byte arrives, once and in order at each member, but for frames that
-/// the switch took from a dead one and gave to another, which their module has allowed.
-/// `TIDEWALL_SWITCH_BYTES` says how much goes through, such as 1000000000.
+/// Every second a member is killed and one joins, while links lose and reorder one packet
+/// in a hundred. Every byte arrives, once and in order at each member. The exception is
+/// frames that the switch took from a dead member and gave to another, which their module
+/// permits. `TIDEWALL_SWITCH_BYTES` sets how much goes through, such as 1000000000.
 #[test]
 fn every_byte_arrives_while_members_die_and_come() {
     let bytes = std::env::var("TIDEWALL_SWITCH_BYTES").ok();
@@ -124,8 +124,9 @@ fn every_byte_arrives_while_members_die_and_come() {
         got.out_of_order
     );
     assert_eq!(bed.peer.state, State::Open);
-    // Twice only what the switch took back from a member, as often as it did; and while
-    // that lives only what made way there for a frame that a dead one had left.
+    // Frames arrive twice only if the switch took them back from a member, and only as
+    // often. From a living member it takes only frames that made way for one left by a
+    // dead member.
     let taken = |number: u32| bed.model.taken(1 + number * (HEADER_LEN + LENGTH) as u32);
     for (number, &(times, _)) in (0..).zip(&got.times) {
         let taken = taken(number);

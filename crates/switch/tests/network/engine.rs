@@ -1,6 +1,6 @@
-//! The stack's own TCP engine at every end: what it does beyond the small end (slow
-//! start, delayed acknowledgments, SACK and RACK, probes of closed windows) goes
-//! through the switch, too.
+//! The stack's own TCP engine at every end. Its features beyond the small end's (slow
+//! start, delayed acknowledgments, SACK and RACK, probes of closed windows) also pass
+//! through the switch.
 
 use std::time::Duration;
 
@@ -23,14 +23,14 @@ struct Machine {
     connections: Vec<Connection>,
     config: Config,
     got: Vec<Vec<u8>>,
-    /// What waits for room in the send buffer.
+    /// Data that waits for room in the send buffer.
     unsent: Vec<Vec<u8>>,
     echoes: bool,
     /// The application reads.
     reads: bool,
-    /// It takes so long for a frame.
+    /// Time that it takes per frame.
     slow: Option<Duration>,
-    /// When it reads the next, if it takes long.
+    /// Time of its next read, if it is slow.
     next_read: Duration,
     links: [Link<Packet>; 2],
 }
@@ -186,7 +186,7 @@ impl Bed {
         self.send(sent);
     }
 
-    /// What has waited for others leaves.
+    /// Sends the waiting segments.
     fn end_batch(&mut self) {
         let mut sent = Vec::new();
         while let Some(gathered) = self.gather.pop() {
@@ -274,8 +274,8 @@ impl Bed {
 fn any_engines(seed: u64) {
     let mut random = Random::new(seed);
     let mut impairment = lossy(&mut random);
-    // A frame and what follows from it cross four links. With more than this a sender
-    // without SACK is soon at its longest timeouts.
+    // A frame and its consequences cross four links. With more than this a sender without
+    // SACK soon reaches its longest timeouts.
     impairment.loss = Loss::Random {
         probability: random.below(20) as f64 / 1000.0,
     };
@@ -352,18 +352,18 @@ fn a_member_that_does_not_read_stops_the_peer_and_lets_it_go_on() {
     });
 }
 
-/// How long frames take from the peer to members, or from members to the peer, over
-/// links of so much delay and 100 Mbit/s.
+/// How long frames take from the peer to members, or from members to the peer, over links
+/// of this delay and 100 Mbit/s.
 struct Transfer {
     members: usize,
     delay: Duration,
     inbound: bool,
     ring: u16,
-    /// The first member takes so long for each frame.
+    /// Time that the first member takes per frame.
     slow: Option<Duration>,
     /// Packets of either direction that are lost at the peer, in their order.
     lost: &'static [u64],
-    /// The ends take SACK.
+    /// The ends accept SACK.
     sack: bool,
     /// The path's queue at the peer, in bytes.
     queue: Option<u32>,
@@ -407,7 +407,7 @@ impl Transfer {
             ..delayed(self.delay)
         };
         let behind = match self.queue {
-            // Nothing but the path at the peer is full.
+            // Only the path at the peer is full.
             Some(_) => Impairment::default(),
             None => path.clone(),
         };
@@ -501,9 +501,9 @@ fn a_ring_that_is_smaller_than_the_path_costs_no_losses() {
     }
 }
 
-/// What is in flight behind a lost frame fills the window that was offered, which the
-/// ring has room for: it is not dropped as well, or one loss would become hundreds, each
-/// of which costs a sender without SACK a round trip.
+/// Frames in flight behind a lost frame fill the offered window, which the ring has room
+/// for. They are not dropped as well. Otherwise one loss would become hundreds, each of
+/// which costs a sender without SACK a round trip.
 #[test]
 fn a_loss_within_a_full_window_costs_no_others() {
     let time = |lost| {
@@ -515,8 +515,8 @@ fn a_loss_within_a_full_window_costs_no_others() {
     };
     let (whole, lossy) = (time(&[]), time(&[2000, 3000]));
     println!("{whole:?} {lossy:?}");
-    // A round trip of 100 ms for each to be noticed and one to be made good, and what
-    // halving the congestion window twice costs.
+    // A round trip of 100 ms to detect each and one to repair it, and the cost of halving
+    // the congestion window twice.
     assert!(lossy < whole * 2, "{whole:?}, two frames lost {lossy:?}");
 }
 
@@ -554,9 +554,9 @@ fn many_losses_at_once_do_not_cost_a_round_trip_each() {
     }
 }
 
-/// The experiment `anypoint-split` at its longest round trip, in virtual time: what four
-/// members lose together in the path's queue is repaired together, though not as soon as
-/// what one loses, since a loss of any stops what is acknowledged to all.
+/// The experiment `anypoint-split` at its longest round trip, in virtual time. Losses of
+/// four members at once in the path's queue are repaired together. They are repaired
+/// later than losses of one member, since a loss of any stops the acknowledgment to all.
 #[test]
 fn losses_of_four_members_are_repaired_together() {
     let rate = |members, sack| {

@@ -1,4 +1,5 @@
-//! Beginnings: who is asked, who is answered, and what a flood leaves behind.
+//! Handshakes: which members are asked, which peers are answered, and what a flood leaves
+//! behind.
 
 use std::net::SocketAddr;
 use std::time::Duration;
@@ -48,7 +49,7 @@ fn members_answer_before_the_peer_is_answered() {
         "the peer offered none"
     );
     assert_eq!(answer.header.window, super::raw::WINDOW);
-    // Repeated, it is answered again; and members hear nothing until the peer has.
+    // If repeated, it is answered again; members receive nothing until the peer has.
     let again = raw.syn(syn_options());
     assert_eq!(again.len(), 1);
     let opened = raw.peer(1, 1, Flags::ACK, &data(b"first"));
@@ -142,10 +143,10 @@ fn a_flood_is_answered_with_cookies_and_a_peer_gets_through() {
     let size = answer.header.options.maximum_segment_size;
     assert_eq!(size, Some(900), "as members have said before");
     raw.isn = answer.header.sequence;
-    // Who has no cookie gets nothing but RST.
+    // A peer without a cookie receives only RST.
     let guess = raw.peer(1, 77, Flags::ACK, &[]);
     assert_eq!((guess.len(), raw.resets(&guess)), (1, 1));
-    // The acknowledgment was lost; the peer probes the window, which is closed.
+    // The acknowledgment was lost; the peer probes the closed window.
     let syns = raw.peer(0, 1, Flags::ACK, &[]);
     assert_eq!(syns.len(), 2);
     let opened = raw.answer(&syns);
@@ -188,7 +189,7 @@ fn there_are_no_more_connections_than_ports() {
     assert_eq!(raw.switch.counters().dropped_table_full, 6);
 }
 
-/// Each half-open connection is a SYN to every member.
+/// Each half-open connection costs a SYN to every member.
 #[test]
 fn the_more_members_the_earlier_cookies_begin() {
     for (members, most) in [(1, 64), (4, 64), (8, 32), (16, 16)] {
@@ -203,7 +204,7 @@ fn the_more_members_the_earlier_cookies_begin() {
     }
 }
 
-/// A connection that both ends have closed, and is remembered.
+/// A remembered connection that both ends have closed.
 fn closed(config: Config) -> Raw {
     let mut raw = Raw::open_with(config, round_robin(Lost::Reset), 1);
     raw.peer(1, 1, Flags::ACK | Flags::FIN, &[]);
@@ -260,7 +261,7 @@ fn a_member_that_is_added_during_a_handshake_takes_part() {
         "both are asked"
     );
     assert_eq!(raw.answer_one(&second[0], syn_options()).len(), 1);
-    // The peer is answered, and waits for nobody any more.
+    // The peer is answered, and waits for no other member.
     let third = raw.add_member(3);
     assert_eq!(third.len(), 1);
     let opened = raw.peer(1, 1, Flags::ACK, &[]);

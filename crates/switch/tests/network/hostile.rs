@@ -1,4 +1,4 @@
-//! Ends that lie, modules that fail, and what that costs the others: nothing.
+//! Ends that lie, and modules that fail: they cost other connections nothing.
 
 use std::time::Duration;
 
@@ -123,7 +123,8 @@ fn a_module_that_fails_costs_its_connection() {
     assert_eq!(raw.resets(&emissions), 2);
 }
 
-/// Loops in each way in which a peer could make a module loop; a frame without bytes is good.
+/// Loops in each way in which a peer could make a module loop; a frame without bytes is
+/// good.
 struct Endless(u8);
 
 impl Module for Endless {
@@ -131,7 +132,7 @@ impl Module for Endless {
         let mut at = 0;
         while !frame.is_empty() {
             match self.0 {
-                // The peer's length: none, so the next field is this one.
+                // The peer's length is zero, so the next field is this one.
                 0 => at += usize::from(frame.get(at..=at).map_or(0, |it| it[0])),
                 1 => at = frame.payload().len().min(at),
                 2 => at += members.get(MemberId(250)).map_or(0, |_| 1),
@@ -172,7 +173,8 @@ fn a_module_that_loops_costs_its_connection_and_no_other() {
 
 #[test]
 fn what_a_module_has_to_look_at_is_within_its_bounds() {
-    // Each byte of the longest frame, one by one, and each member beside each.
+    // Looks at each byte of the longest frame, one by one, and at each member beside
+    // each.
     struct Thorough;
     impl Module for Thorough {
         fn frame(&mut self, frame: Frame<'_>, members: Members<'_>) -> Verdict {
@@ -209,7 +211,7 @@ fn a_member_that_withholds_acknowledgments_fills_the_ring_and_no_more() {
         counters.dropped_ring_full + counters.dropped_window >= 180,
         "{counters:?}"
     );
-    // One acknowledges: the peer gets an ACK up to the other's first frame.
+    // One acknowledges: the peer receives an ACK up to the other's first frame.
     let one = raw.member(0, 1, 1 + 10 * frame.len() as u32, Flags::ACK, &[]);
     assert_eq!(raw.acks(&one), [1 + frame.len() as u32]);
     let other = raw.member(1, 1, 1 + 10 * frame.len() as u32, Flags::ACK, &[]);
@@ -234,7 +236,7 @@ fn a_peer_that_withholds_acknowledgments_fills_the_ring_and_no_more() {
     let counters = *raw.switch.counters();
     let dropped = counters.dropped_ring_full + counters.dropped_window;
     assert!(dropped >= 360, "{counters:?}");
-    // Another connection has all of its own.
+    // Another connection has its own full share.
     let syns = raw.syn_from("203.0.113.9:1".parse().expect("an address"));
     raw.answer(&syns);
     raw.peer(1, 1, Flags::ACK, &[]);
@@ -245,7 +247,7 @@ fn a_peer_that_withholds_acknowledgments_fills_the_ring_and_no_more() {
             .any(|it| it.flow == raw.peer && it.payload.len() == frame.len())
     );
     (raw.peer, raw.isn) = (peer, isn);
-    // When the peer acknowledges after all, there is room for what members repeat.
+    // When the peer finally acknowledges, there is room for what members repeat.
     raw.peer(1, 1 + 2 * length, Flags::ACK, &[]);
     let flow = raw.switch.flows().find(|flow| flow.peer == peer);
     assert_eq!(flow.expect("a connection").ring_out, 18);
@@ -304,7 +306,7 @@ fn a_reset_has_to_be_where_the_sender_is() {
     let emissions = raw.peer(1, 1, Flags::RST, &[]);
     assert_eq!(raw.resets(&emissions), 2, "members hear of it");
     assert!(raw.switch.is_empty());
-    // What comes late is nobody's.
+    // Late segments belong to no connection.
     let late = raw.member(0, 1, 1, Flags::ACK, &[]);
     assert_eq!(raw.resets(&late), 1);
 }
@@ -322,7 +324,8 @@ fn silence_ends_a_connection() {
     assert_eq!(raw.switch.next_deadline(), None);
 }
 
-/// A sender at its longest timeout repeats every two minutes, and may lose some of that.
+/// A sender at its longest timeout repeats every two minutes, and may lose some
+/// repetitions.
 #[test]
 fn what_is_outstanding_at_the_end_has_time_to_be_repeated() {
     let mut raw = Raw::open(1);
@@ -346,8 +349,8 @@ fn what_is_outstanding_at_the_end_has_time_to_be_repeated() {
     assert_eq!(raw.resets(&emissions), 2);
 }
 
-/// The peer's FIN is acknowledged by the last member; the others' acknowledgments would
-/// be duplicates, which have the peer repeat it.
+/// The last member's acknowledgment covers the peer's FIN; the others' acknowledgments
+/// would be duplicates, which make the peer repeat it.
 #[test]
 fn the_peer_hears_once_that_its_end_has_come() {
     let mut raw = Raw::open(4);
@@ -364,7 +367,7 @@ fn the_peer_hears_once_that_its_end_has_come() {
 fn null_frames_fill_what_went_elsewhere_with_the_same_bounds() {
     let mut raw = Raw::open(2);
     let frame = data(&[1; 46]);
-    // The second frame comes first, to the first member, with a gap before it.
+    // The second frame arrives first, for the first member, with a gap before it.
     let emissions = raw.peer(51, 1, Flags::ACK, &frame);
     assert_eq!(
         raw.to_member(0, &emissions),
@@ -418,7 +421,7 @@ fn small_frames_do_not_overrun_the_ring() {
     let frame = data(&[3; 60]);
     let many = frame.repeat(14);
     let mut sequence = 1;
-    // The peer sends what it may, and members acknowledge a round trip later.
+    // The peer sends what it may, and members acknowledge one round trip later.
     for _ in 0..40 {
         let window = raw.switch.flows().next().expect("a connection").window_in;
         for _ in 0..(window / many.len() as u64).min(60) {
@@ -436,7 +439,7 @@ fn small_frames_do_not_overrun_the_ring() {
     assert!(sequence > 40 * 300 * 64, "{sequence}");
 }
 
-/// Memory is of frames: w of them in each direction, and not more for more bytes.
+/// Memory depends on frames: w of them in each direction, and no more for more bytes.
 #[test]
 fn memory_is_bounded_by_the_ring() {
     let mut raw = Raw::open(2);
@@ -453,7 +456,7 @@ fn memory_is_bounded_by_the_ring() {
     assert!(flow.memory <= bound, "{flow:?}");
 }
 
-/// A kernel that waits for a window sends what part of a frame fits when it probes.
+/// A kernel that waits for a window probes with the part of a frame that fits.
 #[test]
 fn kernels_are_not_offered_a_part_of_a_frame() {
     for kernel_ends in [true, false] {
@@ -465,7 +468,7 @@ fn kernels_are_not_offered_a_part_of_a_frame() {
         for number in 0..u32::from(count) {
             raw.peer(1 + 850 * number, 1, Flags::ACK, &frame);
         }
-        // The member has acknowledged all and read nothing.
+        // The member has acknowledged everything and read nothing.
         raw.window = super::raw::WINDOW - 850 * count;
         assert_eq!(raw.window, 450);
         let all = 1 + 850 * u32::from(count);
@@ -481,13 +484,13 @@ fn kernels_are_not_offered_a_part_of_a_frame() {
     }
 }
 
-/// A kernel's segments are no longer than half of the first window that it is offered.
+/// A kernel's segments are no longer than half of its first offered window.
 #[test]
 fn kernels_are_offered_two_segments_at_first() {
     const MEMBERS: usize = 5;
     let mut set = config();
     set.kernel_ends = true;
-    // Its room, in frames of which nothing is known yet, is less than that.
+    // Its room, in frames of unknown size, is less than that.
     set.ring = 96;
     let mut raw = Raw::new(set, round_robin(Lost::Reset), MEMBERS);
     let syns = raw.syn(super::raw::syn_options());

@@ -1,6 +1,6 @@
-//! The switch between a peer and members that are small TCP ends of whole-frame
-//! segments, over links that lose, reorder, duplicate and delay, in virtual time; and a
-//! model beside it that knows what the switch may do and checks each of its segments.
+//! The switch between a peer and members, in virtual time. Both are small TCP ends of
+//! whole-frame segments, over links that lose, reorder, duplicate and delay. A model
+//! beside it knows what the switch may do and checks each of its segments.
 
 mod bed;
 mod end;

@@ -107,8 +107,8 @@ fn a_member_that_dies_with_nothing_outstanding_is_not_missed() {
     check_all(&bed, &sent);
 }
 
-/// Members come, go and die all the while; modules say that frames may be sent again.
-/// Every frame arrives, and at those who live at most once.
+/// Members join, leave and die all the while; modules permit sending frames again. Every
+/// frame arrives, at living members at most once.
 fn any_ensemble(seed: u64) {
     let mut random = Random::new(seed);
     let impairment = lossy(&mut random);
@@ -200,7 +200,7 @@ fn any_ensemble_gets_every_frame() {
     each_seed(1000, any_ensemble);
 }
 
-/// A module by which a dead member's frames go to nobody else. `4`: requests for blocks.
+/// A module by which a dead member's frames go to no other. `4`: requests for blocks.
 fn once(choice: u64) -> Box<dyn Module> {
     match choice {
         0 => Box::new(LeastOutstanding::new(Lost::Reset)),
@@ -214,8 +214,9 @@ fn once(choice: u64) -> Box<dyn Module> {
     }
 }
 
-/// Members die all the while, and the module lets no frame be sent again: each arrives at
-/// one member at most, in order there; all do, or the connection is reset. True for a reset.
+/// Members die all the while, and the module permits no frame to be sent again. Each
+/// arrives at one member at most, in order there. All do, or the connection is reset.
+/// True for a reset.
 fn any_ensemble_of_frames_for_one(seed: u64) -> bool {
     let mut random = Random::new(seed);
     let impairment = lossy(&mut random);
@@ -234,7 +235,7 @@ fn any_ensemble_of_frames_for_one(seed: u64) -> bool {
         counters.reset_member + counters.reset_module > 0
     };
     bed.run_until(Duration::from_secs(600), |bed| {
-        // All is acknowledged now and then, so that some are not missed.
+        // Everything is acknowledged now and then, so that some members are not missed.
         if bed.peer.is_done() {
             for frame in sent.iter().skip(next).take(20) {
                 bed.peer.write(frame);
@@ -250,7 +251,7 @@ fn any_ensemble_of_frames_for_one(seed: u64) -> bool {
         }
         is_reset(bed) || next == sent.len() && bed.peer.is_done()
     });
-    // What is on its way to members arrives.
+    // Segments in flight to members arrive.
     let limit = bed.now + Duration::from_secs(5);
     while bed.step(limit) {}
     let mut seen = vec![0; sent.len()];
@@ -280,10 +281,10 @@ fn what_may_not_be_sent_again_reaches_one_member_once() {
     }
 }
 
-/// As `any_ensemble`, and members answer. What a dead member owed the peer is made up for or the
-/// connection is reset: the peer never stands still, and never gets what is not a
-/// reply, or one twice without its frame having been sent twice. Members that come meanwhile
-/// have nothing to do with what those owe.
+/// As `any_ensemble`, and members answer. A dead member's debt to the peer is made up
+/// for, or the connection is reset. The peer never stalls, and never receives anything
+/// but replies, or a reply twice unless its frame was sent twice. Members that join
+/// meanwhile are not affected by the debt.
 fn any_ensemble_that_answers(seed: u64) {
     let mut random = Random::new(seed);
     let impairment = lossy(&mut random);
@@ -319,7 +320,7 @@ fn any_ensemble_that_answers(seed: u64) {
         let answered = |host: &super::bed::Host| {
             !host.alive || host.connections.values().all(super::end::End::is_done)
         };
-        // The peer may not hear of it: an RST is not repeated.
+        // The peer may not learn of it: an RST is not repeated.
         bed.switch.counters().reset_member > 0 || done && bed.hosts.iter().all(answered)
     });
     let mut seen = vec![0; sent.len()];

@@ -1,4 +1,4 @@
-//! What the switch may do, from the outside: checked at each of its segments.
+//! An external model of what the switch may do, checked at each of its segments.
 
 use std::collections::{BTreeMap, HashMap};
 
@@ -29,11 +29,11 @@ impl Given {
 pub struct Taken {
     /// Because the member died.
     pub dead: u32,
-    /// From one that lives: a null frame takes its place there.
+    /// From a living one: a null frame replaces it there.
     pub living: u32,
 }
 
-/// One direction of a connection from its SYN on: each byte that was ever sent there.
+/// One direction of a connection from its SYN on: each byte that was ever sent in it.
 #[derive(Default)]
 struct Sent {
     initial: u32,
@@ -48,7 +48,7 @@ impl Sent {
         self.bytes[at..at + length].fill(None);
     }
 
-    /// The same byte each time.
+    /// Checks that each byte is the same each time.
     fn check(&mut self, sequence: u32, payload: &[u8], flow: &FourTuple) {
         let at = sequence.wrapping_sub(self.initial) as usize;
         assert!(at < 1 << 28, "a sequence number from before the SYN");
@@ -65,7 +65,8 @@ impl Sent {
     }
 }
 
-/// What an end has said to have received: up to its acknowledgment, and in SACK blocks.
+/// The data that an end has reported as received: up to its acknowledgment, and in SACK
+/// blocks.
 #[derive(Default)]
 struct Held {
     /// Its own initial sequence number.
@@ -95,37 +96,37 @@ impl Held {
 /// The model of one peer's connection.
 #[derive(Default)]
 pub struct Model {
-    /// What the switch has sent, by connection.
+    /// The data that the switch has sent, by connection.
     sent: HashMap<FourTuple, Sent>,
-    /// What members have acknowledged.
+    /// The members' acknowledgments.
     acked: HashMap<FourTuple, u32>,
     /// Frames whose acknowledgment has not been sent to the peer.
     given: BTreeMap<u32, Given>,
-    /// What each end has said to have received, by where its connection began.
+    /// The data that each end has reported as received, by the start of its connection.
     held: HashMap<FourTuple, Held>,
     /// The peer's connection, seen from the switch.
     peer: Option<FourTuple>,
-    /// Where members' frames stand in the merged sequence: by member and their place there,
-    /// their place here and length; both from the SYNs on.
+    /// Positions of members' frames in the merged sequence: by member and position there,
+    /// the position here and length; both from the SYNs on.
     merged: HashMap<FourTuple, BTreeMap<u32, (u32, u32)>>,
-    /// Places where null frames are to come instead.
+    /// Places where null frames must follow instead.
     former: Vec<Given>,
     peer_initial: u32,
-    /// What is acknowledged to the peer, and where its FIN is; counted from its SYN.
+    /// The acknowledgment to the peer, and the position of its FIN; counted from its SYN.
     through: u32,
     peer_fin: Option<u32>,
-    /// By where the frame begins, counted from the peer's SYN.
+    /// By the frame's start, counted from the peer's SYN.
     taken: HashMap<u32, Taken>,
-    /// Frames that a member had acknowledged when it died: where they begin, their lengths.
+    /// Frames that a member had acknowledged when it died: their starts and lengths.
     finished: BTreeMap<u32, u32>,
     pub null_frames: u64,
-    /// The module lets frames be sent again, to others.
+    /// The module permits sending frames again, to others.
     pub resends: bool,
 }
 
 impl Model {
-    /// Connections to a member that died. What it has not acknowledged may go elsewhere, and
-    /// is not acknowledged to the peer before it did.
+    /// Records connections to a member that died. Unacknowledged frames may go elsewhere,
+    /// and are not acknowledged to the peer before they did.
     pub fn kill(&mut self, connections: &[FourTuple]) {
         let acked = &self.acked;
         let finished = &mut self.finished;
@@ -146,17 +147,17 @@ impl Model {
         }
     }
 
-    /// How often the frame that begins here, counted from the peer's SYN, was taken back.
+    /// How often the frame that starts here, counted from the peer's SYN, was taken back.
     pub fn taken(&self, csn: u32) -> Taken {
         self.taken.get(&csn).copied().unwrap_or_default()
     }
 
-    /// A frame goes from a member that lives to another, or is about to.
+    /// Records that a frame goes from a living member to another, or is about to.
     fn take_from_living(&mut self, csn: u32) {
         self.taken.entry(csn).or_default().living += 1;
     }
 
-    /// A packet goes into the switch.
+    /// Records a packet passed to the switch.
     pub fn input(&mut self, packet: &Packet, from_peer: bool) {
         if from_peer && packet.header.flags.contains(Flags::SYN) {
             self.peer_initial = packet.header.sequence;
@@ -189,7 +190,7 @@ impl Model {
         }
     }
 
-    /// The switch sends something, in answer to a packet if there was one.
+    /// Checks an emission of the switch, in answer to a packet if there was one.
     pub fn output(
         &mut self,
         emission: &Emission,
@@ -209,7 +210,7 @@ impl Model {
             frame.expect("segments hold whole frames");
         }
         if self.resends && matches!(emission.payload, Payload::Null(_)) {
-            // In place of a frame that the peer is to repeat, as a whole.
+            // In place of a frame that the peer must repeat as a whole.
             let place = (*flow, header.sequence, bytes.len() as u32);
             let is = |given: &Given| (given.member, given.lsn, given.length) == place;
             let here = self.given.iter().find(|(_, given)| is(given));
@@ -262,8 +263,8 @@ impl Model {
         }
     }
 
-    /// Acknowledgments do not go back, and blocks are of what ends have said to hold,
-    /// beyond the acknowledgment.
+    /// Acknowledgments do not decrease, and blocks contain only data that ends have
+    /// reported, beyond the acknowledgment.
     fn reported(&mut self, emission: &Emission, to_peer: bool) {
         let header = &emission.header;
         let end_initial = self.held[&emission.flow].initial;
@@ -331,8 +332,8 @@ impl Model {
         );
     }
 
-    /// No acknowledgment above what each frame's member has acknowledged, nor of what no member
-    /// was given.
+    /// No acknowledgment covers more than each frame's member has acknowledged, or frames
+    /// that no member was given.
     fn acknowledge_to_peer(&mut self, ack: u32) {
         let acknowledged = ack.wrapping_sub(self.peer_initial);
         while self.through < acknowledged {

@@ -1,4 +1,4 @@
-//! Whose a key, a block or a reply is, while members die and come back.
+//! Owners of keys, blocks and replies, while members die and return.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::SocketAddr;
@@ -17,8 +17,8 @@ fn bed(module: impl FnMut() -> Box<dyn Module> + Send + 'static) -> Bed {
     Bed::new(config(), module, 3, delayed(MILLISECOND), 1)
 }
 
-/// Sends a frame, and waits until a member has it and the peer knows, or all is over. False
-/// for that.
+/// Sends a frame, and waits until a member has it and the peer knows. False if the
+/// connection ends first.
 fn send(bed: &mut Bed, frame: &[u8]) -> bool {
     let before = bed.got();
     bed.peer.write(frame);
@@ -29,7 +29,7 @@ fn send(bed: &mut Bed, frame: &[u8]) -> bool {
     !is_reset(bed)
 }
 
-/// Where each frame whose number `which` is true of went, by its number.
+/// The member that received each frame whose number `which` selects, by its number.
 fn owners(bed: &Bed, which: impl Fn(u32) -> bool) -> BTreeMap<u32, SocketAddr> {
     let of_host = |host: &Host| {
         let got = host.connections.values().flat_map(|end| &end.got);
@@ -41,13 +41,13 @@ fn owners(bed: &Bed, which: impl Fn(u32) -> bool) -> BTreeMap<u32, SocketAddr> {
     all.filter(|&(number, _)| which(number)).collect()
 }
 
-/// So many members take frames of the connection.
+/// Number of members that take frames of the connection.
 fn open(bed: &Bed) -> usize {
     let members = bed.switch.flows().flat_map(|flow| flow.members);
     members.filter(|member| member.open).count()
 }
 
-/// How many frames each host has.
+/// Number of frames at each host.
 fn got(bed: &Bed) -> Vec<usize> {
     let of_host = |host: &Host| host.connections.values().map(|end| end.got.len()).sum();
     bed.hosts.iter().map(of_host).collect()
@@ -93,7 +93,7 @@ fn a_member_that_comes_back_has_its_keys_again() {
 #[test]
 fn a_block_is_at_its_node_or_nowhere() {
     let mut bed = bed(block_storage);
-    // A node that has been sent nothing on this connection is not missed.
+    // A node without frames on this connection is not missed.
     assert!(send(&mut bed, &read(0)) && send(&mut bed, &[7; 20]));
     bed.kill(2);
     assert!(send(&mut bed, &read(2)) && send(&mut bed, &read(4)));
@@ -124,7 +124,7 @@ fn a_reply_that_will_not_come_resets_the_connection() {
     assert!(send(&mut bed, command));
     let owner = got(&bed).iter().position(|&count| count > 0);
     let owner = owner.expect("a member");
-    // Another that was asked nothing is not missed.
+    // Another one without requests is not missed.
     bed.kill((owner + 1) % 3);
     let limit = bed.now + SECOND;
     while bed.step(limit) {}

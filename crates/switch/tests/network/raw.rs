@@ -1,4 +1,4 @@
-//! A switch whose ends are the test: it says what comes in, and sees what goes out.
+//! A switch whose ends are the test: it provides the input, and sees the output.
 
 use std::net::SocketAddr;
 use std::time::Duration;
@@ -23,13 +23,13 @@ pub struct Raw {
     pub now: Duration,
     pub switch: Switch,
     pub peer: FourTuple,
-    /// Connections to members, as they come in, and where the switch began there.
+    /// Connections to members, as they arrive, and the switch's initial number there.
     pub members: Vec<(FourTuple, u32)>,
-    /// Where the switch began towards the peer.
+    /// The switch's initial number towards the peer.
     pub isn: u32,
-    /// What ends announce now.
+    /// The window that ends now announce.
     pub window: u16,
-    /// Blocks of the next segment, from the SYN on of who gets it.
+    /// Blocks of the next segment, counted from its receiver's SYN.
     pub sack: Vec<(u32, u32)>,
 }
 
@@ -82,7 +82,7 @@ impl Raw {
         emissions
     }
 
-    /// With an open connection.
+    /// Starts with an open connection.
     pub fn open(members: usize) -> Self {
         Self::open_with(config(), round_robin(Lost::Reset), members)
     }
@@ -151,7 +151,8 @@ impl Raw {
         self.syn(syn_options())
     }
 
-    /// Members answer the SYNs among `emissions`; what the last answer brought.
+    /// Makes members answer the SYNs among `emissions`; returns the emissions after the
+    /// last answer.
     pub fn answer(&mut self, emissions: &[Emission]) -> Vec<Emission> {
         let mut last = Vec::new();
         for syn in emissions
@@ -214,7 +215,7 @@ impl Raw {
         self.put(&packet)
     }
 
-    /// What goes to a member, from its SYN on: sequence number, flags, bytes.
+    /// Segments to a member, counted from its SYN: sequence number, flags, bytes.
     pub fn to_member(&self, member: usize, emissions: &[Emission]) -> Vec<(u32, Flags, Payload)> {
         let (flow, isn) = self.members[member];
         let mine = emissions.iter().filter(|emission| emission.flow == flow);
@@ -225,7 +226,7 @@ impl Raw {
         .collect()
     }
 
-    /// Acknowledgments to the peer, from its SYN on.
+    /// Acknowledgments to the peer, counted from its SYN.
     pub fn acks(&self, emissions: &[Emission]) -> Vec<u32> {
         let mine = emissions
             .iter()
@@ -234,7 +235,7 @@ impl Raw {
             .collect()
     }
 
-    /// SACK blocks to an end, from its SYN on.
+    /// SACK blocks to an end, counted from its SYN.
     pub fn blocks_to(&self, flow: FourTuple, emissions: &[Emission]) -> Vec<(u32, u32)> {
         let isn = if flow == self.peer {
             PEER_ISN

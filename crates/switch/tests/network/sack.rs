@@ -1,4 +1,4 @@
-//! SACK across the switch: who agrees to it, and what each end hears.
+//! SACK across the switch: which ends agree to it, and what is reported to each.
 
 use tidewall_switch::Emission;
 use tidewall_switch::modules::Lost;
@@ -21,7 +21,7 @@ fn offers(emissions: &[Emission]) -> Vec<bool> {
     options.map(|options| options.sack_permitted).collect()
 }
 
-/// An open connection whose ends all take SACK.
+/// An open connection whose ends all accept SACK.
 fn open(members: usize) -> Raw {
     let mut raw = Raw::new(config(), round_robin(Lost::Reset), members);
     for syn in raw.syn(with_sack()) {
@@ -36,7 +36,7 @@ fn frame() -> Vec<u8> {
     data(&[7; 96])
 }
 
-/// Where the `number`th begins, from 0, behind a SYN.
+/// Start of the `number`th frame, from 0, after a SYN.
 fn at(number: u32) -> u32 {
     1 + 100 * number
 }
@@ -49,7 +49,7 @@ fn the_peer_is_granted_sack_when_all_members_take_it() {
     raw.answer_one(&syns[0], with_sack());
     let answer = raw.answer_one(&syns[1], with_sack());
     assert_eq!(offers(&answer), [true]);
-    // It is not offered where the peer does not.
+    // It is not offered if the peer does not.
     let mut raw = Raw::new(config(), round_robin(Lost::Reset), 2);
     assert_eq!(offers(&raw.syn(syn_options())), [false, false]);
 }
@@ -91,11 +91,11 @@ fn the_peer_hears_of_what_was_overtaken_and_not_of_who_is_slower() {
     for number in 0..6 {
         raw.peer(at(number), 1, ACK, &frame());
     }
-    // The second member is faster: that says nothing of the first.
+    // The second member is faster: that proves nothing about the first.
     let ahead = raw.member(1, 1, at(2), ACK, &[]);
     assert_eq!(ahead, []);
-    // The first has its second frame and not its first. Beyond that, nothing is known of
-    // it, so the second member's second frame waits, too.
+    // The first member has its second frame and not its first. Nothing is known beyond
+    // that, so the second member's second frame also waits.
     raw.sack = vec![(at(1), at(2))];
     let heard = raw.member(0, 1, at(0), ACK, &[]);
     assert_eq!(raw.acks(&heard), [at(0)]);
@@ -106,7 +106,7 @@ fn the_peer_hears_of_what_was_overtaken_and_not_of_who_is_slower() {
     // The same again is no news.
     raw.sack = vec![(at(1), at(3))];
     assert_eq!(raw.member(0, 1, at(0), ACK, &[]), []);
-    // The first frame comes again.
+    // The first frame arrives again.
     let again = raw.peer(at(0), 1, ACK, &frame());
     assert_eq!(raw.to_member(0, &again).len(), 1);
     assert_eq!(
@@ -193,7 +193,7 @@ fn members_hear_of_their_own_bytes_as_one_range() {
         raw.member(1, at(number), 1, ACK, &frame());
     }
     let (first, second) = (raw.members[0].0, raw.members[1].0);
-    // a0 is lost. The second member has lost nothing, and is merely not acknowledged.
+    // a0 is lost. The second member has lost nothing; it merely has no acknowledgment.
     raw.sack = vec![(at(1), at(3))];
     let heard = raw.peer(1, 1, ACK, &[]);
     assert_eq!(raw.blocks_to(first, &heard), [(at(1), at(2))]);
@@ -202,7 +202,7 @@ fn members_hear_of_their_own_bytes_as_one_range() {
     let heard = raw.peer(1, 1, ACK, &[]);
     assert_eq!(raw.blocks_to(first, &heard), [(at(1), at(3))]);
     assert_eq!(raw.blocks_to(second, &heard), []);
-    // a0 comes again; all before b2 is acknowledged.
+    // a0 arrives again; everything before b2 is acknowledged.
     raw.member(0, at(0), 1, ACK, &frame());
     let filled = raw.peer(1, at(5), ACK, &[]);
     assert_eq!(raw.blocks_to(first, &filled), []);
@@ -216,15 +216,15 @@ fn losses_of_two_members_are_repaired_at_the_same_time() {
         raw.member(0, at(number), 1, ACK, &frame());
         raw.member(1, at(number), 1, ACK, &frame());
     }
-    // Lost are a0 and b2. What the second member has lost is shown by b3, and b0, at
-    // which its acknowledgment stands, is left out: a block never begins there.
+    // a0 and b2 are lost. The second member's loss is shown by b3. b0, at which its
+    // acknowledgment stands, is left out: a block never begins there.
     raw.sack = vec![(at(6), at(8)), (at(1), at(5))];
     let heard = raw.peer(1, 1, ACK, &[]);
     assert_eq!(raw.blocks_to(raw.members[0].0, &heard), [(at(1), at(4))]);
     let mut second = raw.blocks_to(raw.members[1].0, &heard);
     second.sort_unstable();
     assert_eq!(second, [(at(1), at(2)), (at(3), at(4))]);
-    // b2 alone comes: the acknowledgment of the second does not lead to what was
+    // b2 alone arrives. The second member's acknowledgment does not lead into what was
     // reported to it, which would mean that the peer has discarded it.
     raw.member(0, at(0), 1, ACK, &frame());
     let acked = raw.peer(1, at(5), ACK, &[]);

@@ -1,4 +1,4 @@
-//! Frames through the switch, in and out, over links that are not kind to them.
+//! Frames through the switch, in and out, over impaired links.
 
 use std::time::Duration;
 
@@ -12,7 +12,7 @@ use super::bed::{Bed, bytes_of, config, delayed, round_robin};
 use super::end::State;
 use super::raw::{MEMBER_ISN, Raw, data};
 
-/// A frame's payload: its number, and bytes that only it has.
+/// A frame's payload: its number, and bytes that are unique to it.
 pub fn frame(number: u32, length: usize) -> Vec<u8> {
     let mut bytes = number.to_be_bytes().to_vec();
     let mut random = Random::new(number.into());
@@ -24,8 +24,7 @@ pub fn number(frame: &[u8]) -> u32 {
     u32::from_be_bytes(*frame.first_chunk().expect("a number"))
 }
 
-/// Runs a test for many seeds, or the one that `TIDEWALL_SEED` names, and says which
-/// failed.
+/// Runs a test for many seeds, or the one in `TIDEWALL_SEED`, and reports which failed.
 pub fn each_seed(count: u64, test: impl Fn(u64)) {
     struct Failed(u64);
     impl Drop for Failed {
@@ -43,7 +42,7 @@ pub fn each_seed(count: u64, test: impl Fn(u64)) {
     }
 }
 
-/// Every frame came to one member, in order there, with all its bytes.
+/// Checks that every frame arrived at one member, in order there, with all its bytes.
 pub fn check_all(bed: &Bed, sent: &[Vec<u8>]) {
     let mut all = Vec::new();
     for end in bed.hosts.iter().flat_map(|host| host.connections.values()) {
@@ -216,8 +215,8 @@ fn any_transfer_arrives() {
     each_seed(3000, any_transfer);
 }
 
-/// A member that sends nothing keeps what it was granted when frames were larger; that is
-/// more than the ring has room for since.
+/// A member that sends nothing keeps its grant from when frames were larger; that is now
+/// more than the ring has room for.
 #[test]
 fn a_member_is_not_kept_waiting_by_grants_that_others_do_not_use() {
     let mut config = config();
@@ -246,7 +245,7 @@ fn an_end_comes_again_behind_frames_that_are_acknowledged() {
     let behind = 1 + last.len() as u32;
     raw.member(0, 1, 1, Flags::ACK, &last);
     raw.peer(1, behind, Flags::ACK, &[]);
-    // The acknowledgment was lost, and the member closes with what it sends again.
+    // The acknowledgment was lost, and the member closes with the repeated segment.
     let emissions = raw.member(0, 1, 1, Flags::ACK | Flags::FIN, &last);
     assert_eq!(raw.resets(&emissions), 0, "{emissions:?}");
     let flow = raw.members[0].0;

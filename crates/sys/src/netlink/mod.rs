@@ -1,8 +1,8 @@
-//! A netlink client (netlink(7)): one request at a time, and messages built and
-//! read as bytes.
+//! A netlink client (netlink(7)): one request at a time, with messages built and parsed
+//! as bytes.
 //!
-//! The well-kept netlink crates bring an async runtime or forty seconds of
-//! compilation; a handful of request types needs neither.
+//! The well-maintained netlink crates need an async runtime or forty seconds of
+//! compilation. A handful of request types needs neither.
 
 use std::io;
 use std::os::fd::OwnedFd;
@@ -36,7 +36,7 @@ pub use veth::{GroupLink, VethPair};
 const NLM_F_REQUEST: u16 = 1;
 const NLM_F_ACK: u16 = 4;
 const NLM_F_ECHO: u16 = 8;
-/// Of a request that makes something.
+/// For a request that creates something.
 const NLM_F_REPLACE: u16 = 0x100;
 const NLM_F_DUMP: u16 = 0x300;
 const NLM_F_EXCL: u16 = 0x200;
@@ -45,10 +45,10 @@ const NLMSG_ERROR: u16 = 2;
 const NLMSG_DONE: u16 = 3;
 /// Bytes of `struct nlmsghdr`.
 const HEADER: usize = 16;
-/// No datagram of the kernel's is longer.
+/// The kernel sends no longer datagram.
 const DATAGRAM: usize = 65_536;
 
-/// A message of the kernel's: its type and what follows the header.
+/// A message from the kernel: its type and the bytes after the header.
 type Answer = (u16, Vec<u8>);
 
 /// A netlink socket for one request at a time.
@@ -70,7 +70,7 @@ fn open(protocol: Option<Protocol>, flags: SocketFlags) -> io::Result<OwnedFd> {
 }
 
 impl Client {
-    /// `timeout`: a kernel that does not answer within it has no answer.
+    /// `timeout`: how long to wait for the kernel's answer before failing.
     fn open(protocol: Option<Protocol>, timeout: Duration) -> io::Result<Self> {
         let socket = open(protocol, SocketFlags::empty())?;
         set_socket_timeout(&socket, Timeout::Recv, Some(timeout))?;
@@ -81,8 +81,8 @@ impl Client {
         })
     }
 
-    /// Sends one request, and collects the answers to it: all up to the end or
-    /// the acknowledgment where `flags` asks for such, else the first.
+    /// Sends one request, and collects the answers to it. If `flags` requests them, reads
+    /// up to the end or the acknowledgment, else only the first.
     fn exchange(&mut self, kind: u16, flags: u16, body: &[u8]) -> io::Result<Vec<Answer>> {
         let mut answers = Vec::new();
         self.each(kind, flags, body, &mut |kind, body| {
@@ -92,7 +92,7 @@ impl Client {
         Ok(answers)
     }
 
-    /// As [`Client::exchange`]: gives each answer to `on`, whose error ends it.
+    /// As [`Client::exchange`], but passes each answer to `on`, whose error ends it.
     fn each(
         &mut self,
         kind: u16,
@@ -126,7 +126,8 @@ impl Client {
         }
     }
 
-    /// As [`Client::exchange`]: the body of the first answer, empty for none.
+    /// As [`Client::exchange`]: returns the body of the first answer, empty if there is
+    /// none.
     fn first(&mut self, kind: u16, flags: u16, body: &[u8]) -> io::Result<Vec<u8>> {
         let answers = self.exchange(kind, flags, body)?;
         let first = answers.into_iter().next();
@@ -134,7 +135,7 @@ impl Client {
     }
 }
 
-/// What is read of a `struct nlmsghdr`.
+/// The fields of a `struct nlmsghdr` that are read.
 #[derive(Clone, Copy, Debug)]
 struct Header {
     kind: u16,
@@ -149,13 +150,13 @@ fn message(kind: u16, flags: u16, sequence: u32, body: &[u8]) -> Vec<u8> {
     message.extend(kind.to_ne_bytes());
     message.extend(flags.to_ne_bytes());
     message.extend(sequence.to_ne_bytes());
-    // The port of the receiver: the kernel's.
+    // The receiver's port: the kernel.
     message.extend(0u32.to_ne_bytes());
     message.extend(body);
     message
 }
 
-/// The messages of a datagram; one cut short ends it.
+/// The messages of a datagram; a truncated one ends them.
 fn messages(mut datagram: &[u8]) -> impl Iterator<Item = (Header, &[u8])> {
     std::iter::from_fn(move || {
         let length = u32::from_ne_bytes(chunk(datagram, 0)?) as usize;
@@ -178,7 +179,7 @@ fn attribute(message: &mut Vec<u8>, kind: u16, value: &[u8]) {
     message.resize(message.len().next_multiple_of(4), 0);
 }
 
-/// Types and values of attributes; one cut short ends them.
+/// Types and values of attributes; a truncated one ends them.
 fn attributes(mut bytes: &[u8]) -> impl Iterator<Item = (u16, &[u8])> {
     std::iter::from_fn(move || {
         let length = usize::from(u16::from_ne_bytes(chunk(bytes, 0)?));
@@ -243,7 +244,7 @@ mod tests {
             for value in 0..=u8::MAX {
                 let mut changed = datagram.clone();
                 changed[at] = value;
-                // Each message takes its header at least: it ends.
+                // Each message takes at least a header, so the loop ends.
                 assert!(messages(&changed).count() <= datagram.len() / HEADER);
                 assert!(attributes(&changed).count() <= datagram.len() / 4);
             }

@@ -15,12 +15,13 @@ const NDA_DST: u16 = 1;
 const NDA_LLADDR: u16 = 2;
 const NDA_PROTOCOL: u16 = 12;
 const NDA_FLAGS_EXT: u16 = 15;
-/// Take the neighbour for used: resolve it, or check it when stale.
+/// Treat the neighbour as used: resolve it, or check it if stale.
 const NTF_USE: u8 = 1;
-/// Of NDA_FLAGS_EXT: the kernel keeps it resolved, used or not.
+/// In NDA_FLAGS_EXT: the kernel keeps it resolved, used or not.
 const NTF_EXT_MANAGED: u32 = 1;
 
-/// NUD_NOARP and NUD_PERMANENT: what an administrator has entered, or needs no resolution.
+/// NUD_NOARP and NUD_PERMANENT: an entry of an administrator, or one that needs no
+/// resolution.
 const STATIC: u16 = 0x40 | 0x80;
 
 /// A neighbour's link address and its NUD state.
@@ -33,8 +34,8 @@ pub struct Neighbour {
 }
 
 impl Neighbour {
-    /// True of one that the kernel neither resolves nor forgets: it is permanent, or needs no
-    /// resolution.
+    /// True for a neighbour that the kernel neither resolves nor removes: it is
+    /// permanent, or needs no resolution.
     pub fn is_static(&self) -> bool {
         self.state & STATIC != 0
     }
@@ -58,8 +59,8 @@ impl Rtnetlink {
             .ok_or_else(|| Errno::NOENT.into())
     }
 
-    /// Makes the kernel find the link address of `address`, or check the one it
-    /// has, as a datagram through it would.
+    /// Makes the kernel resolve the link address of `address`, or check the known one, as
+    /// a datagram through it would.
     ///
     /// # Errors
     /// EPERM without CAP_NET_ADMIN.
@@ -69,9 +70,9 @@ impl Rtnetlink {
         self.0.exchange(RTM_NEWNEIGH, flags, &body).map(drop)
     }
 
-    /// Has the kernel resolve `address` now and keep it resolved, whether it is used or
-    /// not, until [`Rtnetlink::use_neighbour`] is asked for it. `protocol` says by whom
-    /// (`NDA_PROTOCOL`).
+    /// Makes the kernel resolve `address` now and keep it resolved, used or not, until
+    /// [`Rtnetlink::use_neighbour`] is called for it. `protocol` identifies the owner of
+    /// the entry (`NDA_PROTOCOL`).
     ///
     /// # Errors
     /// EPERM without CAP_NET_ADMIN; EINVAL before Linux 5.16; ENETDOWN.
@@ -91,7 +92,7 @@ impl Rtnetlink {
     /// Neighbours of an interface that the kernel keeps resolved for this `protocol`.
     ///
     /// # Errors
-    /// What the kernel reports.
+    /// The kernel's errors.
     pub fn kept_neighbours(&mut self, interface: u32, protocol: u8) -> io::Result<Vec<IpAddr>> {
         // struct ndmsg
         let answers = self.0.exchange(RTM_GETNEIGH, NLM_F_DUMP, &[0; 12])?;

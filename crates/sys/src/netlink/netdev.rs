@@ -1,7 +1,9 @@
-//! What drivers report of themselves through the kernel's netdev family of
-//! generic netlink (Documentation/netlink/specs/netdev.yaml): whether they run
-//! XDP programs, what their zero-copy mode does on transmission, and the NAPI
-//! of each receive queue.
+//! Properties that drivers report through the kernel's netdev family of generic netlink
+//! (Documentation/netlink/specs/netdev.yaml):
+//!
+//! - whether they run XDP programs;
+//! - the transmit features of their zero-copy mode;
+//! - the NAPI of each receive queue.
 
 use std::io;
 use std::time::Duration;
@@ -15,15 +17,15 @@ use crate::address::chunk;
 pub const XDP_BASIC: u64 = 1;
 /// The driver can redirect frames to AF_XDP sockets and other devices.
 pub const XDP_REDIRECT: u64 = 2;
-/// Frames can be redirected to the interface; of a veth, while its peer has XDP or
+/// Frames can be redirected to the interface; for a veth, only while its peer has XDP or
 /// GRO.
 pub const XDP_NDO_XMIT: u64 = 4;
 /// AF_XDP without a copy.
 pub const XDP_ZERO_COPY: u64 = 8;
-/// XDP programs get frames that are longer than one buffer.
+/// XDP programs receive frames that are longer than one buffer.
 pub const XDP_RX_SG: u64 = 32;
-/// `enum netdev_xsk_flags`: the driver's zero-copy mode computes the checksums
-/// that transmit metadata asks for.
+/// `enum netdev_xsk_flags`: the driver's zero-copy mode computes the checksums that
+/// transmit metadata requests.
 pub const XSK_TX_CHECKSUM: u64 = 2;
 
 /// linux/genetlink.h.
@@ -50,7 +52,7 @@ const NAPI_PID: u16 = 4;
 const NAPI_SUSPEND_TIMEOUT: u16 = 7;
 const NAPI_THREADED: u16 = 8;
 
-/// Some drivers ask their hardware first.
+/// Some drivers query their hardware first.
 const TIMEOUT: Duration = Duration::from_secs(1);
 /// Bytes of `struct genlmsghdr`.
 const GENERIC_HEADER: usize = 4;
@@ -60,24 +62,24 @@ const GENERIC_HEADER: usize = 4;
 pub struct Queue {
     /// Its number.
     pub number: u32,
-    /// Its NAPI's id, where the driver registers it.
+    /// The id of its NAPI, if the driver registers it.
     pub napi: Option<u32>,
 }
 
-/// A NAPI.
+/// A NAPI instance.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Napi {
     /// Its id.
     pub id: u32,
-    /// Process id of the kernel thread that polls it, where one does.
+    /// Process id of the kernel thread that polls it, if there is one.
     pub thread: Option<u32>,
-    /// Whether a thread is to poll it; `None` before Linux 6.17.
+    /// Whether a thread must poll it; `None` before Linux 6.17.
     pub threaded: Option<bool>,
     /// See [`Netdev::set_suspend_timeout`]; `None` before Linux 6.13.
     pub suspend_timeout: Option<Duration>,
 }
 
-/// The open family.
+/// The generic netlink family, opened.
 #[derive(Debug)]
 pub struct Netdev {
     client: Client,
@@ -85,10 +87,10 @@ pub struct Netdev {
 }
 
 impl Netdev {
-    /// Looks the family up; kernels before 6.3 have none.
+    /// Looks up the family; kernels before 6.3 do not have it.
     ///
     /// # Errors
-    /// NotFound, and what the socket reports.
+    /// NotFound, and the socket's errors.
     pub fn open() -> io::Result<Self> {
         let mut netdev = Netdev {
             client: Client::open(Some(GENERIC), TIMEOUT)?,
@@ -105,19 +107,19 @@ impl Netdev {
         Ok(netdev)
     }
 
-    /// XDP features of an interface: `XDP_…` of this module.
+    /// XDP features of an interface: the `XDP_…` constants of this module.
     ///
     /// # Errors
-    /// NotFound for a kernel that has no such command, and what it reports.
+    /// NotFound for a kernel without the command, and the kernel's errors.
     pub fn xdp_features(&mut self, interface: u32) -> io::Result<u64> {
         self.features(interface, DEVICE_XDP_FEATURES)
     }
 
-    /// What the zero-copy mode of an interface does on transmission:
-    /// [`XSK_TX_CHECKSUM`] and others.
+    /// The transmit features of an interface's zero-copy mode: [`XSK_TX_CHECKSUM`] and
+    /// others.
     ///
     /// # Errors
-    /// NotFound before Linux 6.8, and what the kernel reports.
+    /// NotFound before Linux 6.8, and the kernel's errors.
     pub fn xsk_features(&mut self, interface: u32) -> io::Result<u64> {
         self.features(interface, DEVICE_XSK_FEATURES)
     }
@@ -131,17 +133,17 @@ impl Netdev {
             .ok_or_else(|| io::ErrorKind::NotFound.into())
     }
 
-    /// Ids of the NAPIs that an interface has now; none while it is down. Unlike
-    /// their queues, the kernel knows these of every driver.
+    /// Ids of the NAPIs that an interface has now; none while it is down. Unlike their
+    /// queues, the kernel knows these for every driver.
     ///
     /// # Errors
-    /// What the kernel reports; EOPNOTSUPP before 6.8.
+    /// The kernel's errors; EOPNOTSUPP before 6.8.
     pub fn napis(&mut self, interface: u32) -> io::Result<Vec<u32>> {
         let napis = self.napi_states(interface)?;
         Ok(napis.into_iter().map(|napi| napi.id).collect())
     }
 
-    /// The NAPIs of an interface, and who polls them.
+    /// The NAPIs of an interface, and the threads that poll them.
     ///
     /// # Errors
     /// As [`Netdev::napis`].
@@ -150,11 +152,12 @@ impl Netdev {
         Ok(answers.iter().filter_map(|answer| napi(answer)).collect())
     }
 
-    /// Has a kernel thread poll a NAPI, or interrupts again. Either makes a thread anew.
+    /// Makes a kernel thread poll a NAPI, or returns it to interrupts. Each call creates
+    /// a new thread.
     ///
     /// # Errors
-    /// EOPNOTSUPP or EINVAL before Linux 6.17, ENOENT for no such NAPI, EPERM without
-    /// CAP_NET_ADMIN; what the kernel reports.
+    /// EOPNOTSUPP or EINVAL before Linux 6.17, ENOENT for an unknown NAPI, EPERM without
+    /// CAP_NET_ADMIN; the kernel's errors.
     pub fn set_threaded(&mut self, napi: u32, threaded: bool) -> io::Result<()> {
         let mut body = Vec::new();
         attribute(&mut body, NAPI_ID, &napi.to_ne_bytes());
@@ -162,12 +165,12 @@ impl Netdev {
         self.exchange(NAPI_SET, NLM_F_ACK, &body).map(drop)
     }
 
-    /// Sets for how long an event loop that prefers busy polling may keep a NAPI's interrupts
-    /// suspended between two of its waits; zero for not at all.
+    /// Sets how long an event loop that prefers busy polling may keep a NAPI's interrupts
+    /// suspended between two of its waits; zero disables it.
     ///
     /// # Errors
-    /// EOPNOTSUPP or EINVAL before Linux 6.13, ENOENT for no such NAPI, EPERM without
-    /// CAP_NET_ADMIN; what the kernel reports.
+    /// EOPNOTSUPP or EINVAL before Linux 6.13, ENOENT for an unknown NAPI, EPERM without
+    /// CAP_NET_ADMIN; the kernel's errors.
     pub fn set_suspend_timeout(&mut self, napi: u32, timeout: Duration) -> io::Result<()> {
         let nanoseconds = u64::try_from(timeout.as_nanos()).unwrap_or(u64::MAX);
         let mut body = Vec::new();
@@ -179,13 +182,13 @@ impl Netdev {
     /// Receive queues of an interface, as far as its driver reports them.
     ///
     /// # Errors
-    /// What the kernel reports; EOPNOTSUPP before 6.8.
+    /// The kernel's errors; EOPNOTSUPP before 6.8.
     pub fn queues(&mut self, interface: u32) -> io::Result<Vec<Queue>> {
         let answers = self.of_interface(QUEUE_GET, NLM_F_DUMP, QUEUE_INDEX, interface)?;
         Ok(answers.iter().filter_map(|answer| queue(answer)).collect())
     }
 
-    /// One request about an interface, which attribute `kind` names.
+    /// One request about an interface, whose index is attribute `kind`.
     fn of_interface(
         &mut self,
         command: u8,
@@ -208,7 +211,7 @@ impl Netdev {
     }
 }
 
-/// A receive queue from its attributes; none for a transmit queue.
+/// A receive queue from its attributes; `None` for a transmit queue.
 fn queue(answer: &[u8]) -> Option<Queue> {
     if word(answer, QUEUE_TYPE) != Some(0) {
         return None;
@@ -224,7 +227,7 @@ fn napi(answer: &[u8]) -> Option<Napi> {
         id: word(answer, NAPI_ID)?,
         thread: word(answer, NAPI_PID),
         threaded: word(answer, NAPI_THREADED).map(|threaded| threaded != 0),
-        // A number of four bytes unless it takes eight.
+        // Encoded in four bytes unless it needs eight.
         suspend_timeout: find(answer, NAPI_SUSPEND_TIMEOUT).and_then(|value| {
             let wide = chunk(value, 0).map(u64::from_ne_bytes);
             let short = || chunk(value, 0).map(u32::from_ne_bytes).map(u64::from);

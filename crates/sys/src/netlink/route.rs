@@ -1,4 +1,4 @@
-//! rtnetlink(7): routes, neighbours, interfaces, addresses, and what changes.
+//! rtnetlink(7): routes, neighbours, interfaces, addresses, and notifications of changes.
 
 use std::io;
 use std::net::IpAddr;
@@ -15,7 +15,7 @@ use super::{
 };
 use crate::address::chunk;
 
-/// Number 0, which rustix writes so.
+/// Protocol number 0, which rustix writes as `None`.
 const NETLINK_ROUTE: Option<Protocol> = None;
 pub(super) const RTM_NEWLINK: u16 = 16;
 pub(super) const RTM_DELLINK: u16 = 17;
@@ -37,10 +37,11 @@ pub(super) const IFLA_LINKINFO: u16 = 18;
 pub(super) const IFLA_INFO_KIND: u16 = 1;
 const IFLA_STATS64: u16 = 23;
 const IFLA_PROMISCUITY: u16 = 30;
-/// Kinds of interfaces whose IFLA_LINK is their other end.
+/// Kinds of interfaces whose IFLA_LINK names their other end.
 const PAIRS: [&str; 2] = ["veth", "netkit"];
 pub(super) const IFLA_XDP: u16 = 43;
-/// Of the one program; of the driver's and of the generic one where another is offloaded.
+/// Attribute of the only program; of the driver's and of the generic one if another is
+/// offloaded.
 const XDP_PROGRAMS: [u16; 3] = [4, 5, 6];
 const IFLA_NEW_NETNSID: u16 = 45;
 const IFLA_LINK_NETNSID: u16 = 37;
@@ -61,7 +62,7 @@ const RTM_DELNEIGH: u16 = 29;
 const NEIGHBOURS: u32 = 0x4;
 /// RTMGRP_IPV4_ROUTE, RTMGRP_IPV4_RULE, RTMGRP_IPV6_ROUTE, RTNLGRP_IPV6_RULE.
 const ROUTES: u32 = 0x40 | 0x80 | 0x400 | 0x4_0000;
-/// Of a request for a route: the table's own entry, not what follows from it.
+/// In a request for a route: return the table's own entry, not the resulting route.
 const RTM_F_FIB_MATCH: u32 = 0x2000;
 const RTA_DST: u16 = 1;
 const RTA_SRC: u16 = 2;
@@ -81,14 +82,14 @@ const IFA_LOCAL: u16 = 2;
 /// linux/pkt_sched.h: the parent of a root queueing discipline.
 const TC_H_ROOT: u32 = 0xffff_ffff;
 
-/// How long an answer may take. The kernel has it ready when it takes the
-/// request, and those who ask for a route of each datagram cannot wait.
+/// How long an answer may take. The kernel has it ready when it accepts the request, and
+/// callers that need a route for each datagram cannot wait.
 const TIMEOUT: Duration = Duration::from_millis(100);
 
-/// A way to a destination.
+/// The route to a destination.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Route {
-    /// False for local, broadcast, multicast and refused destinations.
+    /// False for local, broadcast, multicast and rejected destinations.
     pub unicast: bool,
     /// The destination is an address of this host.
     pub local: bool,
@@ -98,14 +99,14 @@ pub struct Route {
     pub gateway: Option<IpAddr>,
     /// Source address that the kernel would use.
     pub source: Option<IpAddr>,
-    /// Longest IP datagram, in bytes, as the route or an exception to it says;
-    /// [`usize::MAX`]: as the interface's. 0 where IPv4 datagrams may not be sent
-    /// with don't-fragment set, however short: the MTU is locked.
+    /// The longest IP datagram, in bytes, from the route or an exception to it;
+    /// [`usize::MAX`]: as the interface's. 0 if the MTU is locked: then IPv4 datagrams
+    /// must not be sent with don't-fragment set, however short.
     pub mtu: usize,
 }
 
 impl Route {
-    /// From the body of a message.
+    /// Parses the body of a message.
     pub(super) fn parse(body: &[u8]) -> Option<Self> {
         // struct rtmsg: family, dst_len, src_len, tos, table, protocol, scope, type, flags
         let fixed = body.first_chunk::<12>()?;
@@ -119,7 +120,7 @@ impl Route {
             match kind {
                 RTA_OIF => route.interface = word(value),
                 RTA_GATEWAY => route.gateway = address(value),
-                // A router of the other IP version: its family comes first.
+                // A router of the other IP version: its address family comes first.
                 RTA_VIA => route.gateway = address(value.get(2..).unwrap_or_default()),
                 RTA_PREFSRC => route.source = address(value),
                 RTA_METRICS => route.mtu = mtu(value, v4),
@@ -129,7 +130,7 @@ impl Route {
         Some(route)
     }
 
-    /// That of a destination to which none leads.
+    /// The route for a destination to which none leads.
     pub(super) const NONE: Route = Route {
         unicast: false,
         local: false,
@@ -140,7 +141,7 @@ impl Route {
     };
 }
 
-/// Frames that an interface has counted since it was made: members of `struct
+/// Frames that an interface has counted since it was created: members of `struct
 /// rtnl_link_stats64`.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct LinkCounters {
@@ -148,7 +149,7 @@ pub struct LinkCounters {
     pub rx_packets: u64,
     /// Frames sent.
     pub tx_packets: u64,
-    /// Frames that were not sent for want of room.
+    /// Frames that were not sent for lack of space.
     pub tx_dropped: u64,
     /// Frames that a full FIFO lost.
     pub rx_fifo_errors: u64,
@@ -169,40 +170,41 @@ impl LinkCounters {
     }
 }
 
-/// An interface as it is now.
+/// The current state of an interface.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Link {
     /// Its index.
     pub index: u32,
     /// Its name.
     pub name: String,
-    /// What kind of virtual interface it is (`veth`); empty for others.
+    /// The kind of a virtual interface (`veth`); empty for others.
     pub kind: String,
-    /// `IFF_UP`: by the administrator's will.
+    /// `IFF_UP`: enabled by the administrator.
     pub up: bool,
     /// `IFF_LOWER_UP`: there is a carrier.
     pub carrier: bool,
     /// `IFF_LOOPBACK`.
     pub loopback: bool,
-    /// Bytes of an IP datagram.
+    /// MTU: bytes of an IP datagram.
     pub mtu: Option<usize>,
     /// Its Ethernet address.
     pub mac: Option<[u8; 6]>,
-    /// What it has counted.
+    /// Its counters.
     pub counters: Option<LinkCounters>,
-    /// The kernel's number of its XDP program, where it has one; not of an offloaded one.
+    /// The kernel's id of its XDP program, if it has one; not of an offloaded one.
     pub xdp_program: Option<u32>,
-    /// Index of the bridge, bond or the like that it is a port of, 0 for none.
+    /// Index of the bridge, bond or similar of which it is a port; 0 for none.
     pub controller: u32,
-    /// How many ask for frames that are not for this host (`promiscuity` of `ip -d link`).
+    /// How many users request frames that are not for this host (`promiscuity` of `ip -d
+    /// link`).
     pub promiscuity: u32,
-    /// The interface at its other end or below it, and the id of that one's network
-    /// namespace where it is another.
+    /// The interface at its other end or below it. Also the id of that interface's
+    /// network namespace, if it is another.
     peer: (u32, Option<u32>),
 }
 
 impl Link {
-    /// From the body of a message; `None` for a bridge's word on its port.
+    /// Parses the body of a message; `None` for a bridge's message about its port.
     fn parse(body: &[u8]) -> Option<Self> {
         // struct ifinfomsg: family, pad, type (u16), index, flags, change
         let fixed = body.first_chunk::<16>()?;
@@ -249,44 +251,45 @@ impl Link {
         Some(link)
     }
 
-    /// True for an interface that lies on that of index `below`, such as a VLAN or a macvlan.
+    /// True for an interface on top of the one with index `below`, such as a VLAN or a
+    /// macvlan.
     pub fn is_above(&self, below: u32) -> bool {
         self.peer == (below, None) && !PAIRS.contains(&self.kind.as_str())
     }
 }
 
-/// What changed in the network namespace.
+/// A change in the network namespace.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Change {
-    /// An interface, or something about it.
+    /// An interface was added or changed.
     Link(Link),
-    /// There is no interface of this index any more.
+    /// The interface of this index no longer exists.
     Gone(u32),
     /// The interface of this index is in another network namespace now.
     Moved(u32),
-    /// An address came or went.
+    /// An address was added or removed.
     Address,
-    /// An interface, by index, has this neighbour no longer. For those who asked
-    /// ([`Monitor::with_neighbours`]).
+    /// An interface, by index, has lost this neighbour. Reported only with
+    /// [`Monitor::with_neighbours`].
     NeighbourGone(u32, IpAddr),
-    /// A route or a policy rule came or went, of those that the kernel announces: the
-    /// routes of an interface that goes down are not among them. For those who asked
-    /// ([`Monitor::with_routes`]).
+    /// A route or a policy rule was added or removed. The kernel does not announce the
+    /// routes of an interface that goes down. Reported only with
+    /// [`Monitor::with_routes`].
     Routes,
-    /// Whether some interface forwards, or another setting of the kind.
+    /// Forwarding, or a similar setting, changed on an interface.
     Settings,
-    /// The kernel had more to say than there was room for.
+    /// The kernel had more notifications than there was space for.
     Missed,
 }
 
-/// A rtnetlink socket that hears of changes.
+/// An rtnetlink socket that receives notifications of changes.
 #[derive(Debug)]
 pub struct Monitor {
     socket: OwnedFd,
 }
 
 impl Monitor {
-    /// One for the caller's network namespace.
+    /// Opens a monitor of the caller's network namespace.
     ///
     /// # Errors
     /// EMFILE, ENFILE, ENOMEM.
@@ -294,7 +297,7 @@ impl Monitor {
         Self::of(CHANGES)
     }
 
-    /// As [`Monitor::with_routes`], and it hears of neighbours.
+    /// As [`Monitor::with_routes`], and also reports neighbours.
     ///
     /// # Errors
     /// As there.
@@ -302,7 +305,7 @@ impl Monitor {
         Self::of(CHANGES | ROUTES | NEIGHBOURS)
     }
 
-    /// As [`Monitor::open`], with routes and policy rules.
+    /// As [`Monitor::open`], and also reports routes and policy rules.
     ///
     /// # Errors
     /// As there.
@@ -321,7 +324,7 @@ impl Monitor {
         self.socket.as_raw_fd()
     }
 
-    /// What has changed since the last call.
+    /// The changes since the last call.
     pub fn changes(&mut self) -> Vec<Change> {
         let mut changes = Vec::new();
         let mut buffer = [0u8; 16_384];
@@ -368,12 +371,12 @@ impl AsFd for Monitor {
     }
 }
 
-/// A rtnetlink socket for one request at a time.
+/// An rtnetlink socket for one request at a time.
 #[derive(Debug)]
 pub struct Rtnetlink(pub(super) Client);
 
 impl Rtnetlink {
-    /// One for the caller's network namespace.
+    /// Opens a socket in the caller's network namespace.
     ///
     /// # Errors
     /// EMFILE, ENFILE, ENOMEM.
@@ -381,8 +384,8 @@ impl Rtnetlink {
         Self::with_timeout(TIMEOUT)
     }
 
-    /// As [`Rtnetlink::open`], for requests that may take longer, as those that wait for
-    /// all processors.
+    /// As [`Rtnetlink::open`], for requests that may take longer, such as those that wait
+    /// for all CPUs.
     ///
     /// # Errors
     /// As there.
@@ -394,7 +397,7 @@ impl Rtnetlink {
     /// interface of index `through` if given.
     ///
     /// # Errors
-    /// ENETUNREACH, EHOSTUNREACH, EACCES as the routing table says.
+    /// ENETUNREACH, EHOSTUNREACH, EACCES according to the routing table.
     pub fn route(
         &mut self,
         destination: IpAddr,
@@ -404,18 +407,19 @@ impl Rtnetlink {
         self.route_as(destination, source, through, 0)
     }
 
-    /// True where a route through an interface leads to `address` on its link: a unicast
+    /// True if a route through an interface leads to `address` on its link: a unicast
     /// neighbour, or a router.
     ///
     /// # Errors
-    /// What the kernel reports.
+    /// The kernel's errors.
     pub fn reaches(&mut self, interface: u32, address: IpAddr) -> io::Result<bool> {
-        // An interface asked for without a route of it would be taken to lead everywhere.
+        // Without this check, an interface without a route would count as leading
+        // everywhere.
         match self.route_as(address, None, Some(interface), RTM_F_FIB_MATCH) {
             Ok(route) => Ok(route.unicast
                 && route.interface == interface
                 && route.gateway.is_none_or(|gateway| gateway == address)),
-            // As the routing table says.
+            // According to the routing table.
             Err(error) => match Errno::from_io_error(&error) {
                 Some(Errno::NETUNREACH | Errno::HOSTUNREACH | Errno::ACCESS | Errno::INVAL) => {
                     Ok(false)
@@ -468,7 +472,7 @@ impl Rtnetlink {
     /// The interface at the other end of a virtual pair.
     ///
     /// # Errors
-    /// EPERM and the like where its network namespace is not ours to look into.
+    /// EPERM and the like if its network namespace is not accessible.
     pub fn peer(&mut self, link: &Link) -> io::Result<Link> {
         let (index, namespace) = link.peer;
         let namespace = namespace.map(u32::to_ne_bytes);
@@ -500,12 +504,12 @@ impl Rtnetlink {
             .collect())
     }
 
-    /// True where there are routes by which this host takes what is sent to
-    /// addresses that no interface has (`ip route add local`).
+    /// True if routes make this host accept packets for addresses that no interface has
+    /// (`ip route add local`).
     ///
     /// # Errors
-    /// ENOBUFS for more than `most` routes; what the kernel reports. This socket is of
-    /// no use after an error.
+    /// ENOBUFS for more than `most` routes; the kernel's errors. This socket is unusable
+    /// after an error.
     pub fn has_local_routes(&mut self, most: usize) -> io::Result<bool> {
         let (mut routes, mut found) = (0, false);
         for family in [libc::AF_INET, libc::AF_INET6] {
@@ -535,19 +539,19 @@ impl Rtnetlink {
         let entry = |(_, body): &(u16, Vec<u8>)| {
             let interface = u32::from_ne_bytes(chunk(body, 4)?);
             let values = body.get(8..)?;
-            // Of a point-to-point link IFA_ADDRESS is the peer's.
+            // On a point-to-point link IFA_ADDRESS is the peer's address.
             let value = find(values, IFA_LOCAL).or_else(|| find(values, IFA_ADDRESS))?;
             Some((interface, address(value)?))
         };
         Ok(answers.iter().filter_map(entry).collect())
     }
 
-    /// Addresses of the network namespace at which an interface is reached, its own
-    /// first: those of other interfaces too (a service address on `lo`), but not
-    /// loopback addresses, nor the link-local ones of other links.
+    /// Addresses of the network namespace that reach an interface, its own first. They
+    /// include those of other interfaces (a service address on `lo`), but neither
+    /// loopback addresses nor the link-local ones of other links.
     ///
     /// # Errors
-    /// What the kernel reports.
+    /// The kernel's errors.
     pub fn addresses_at(&mut self, index: u32) -> io::Result<Vec<IpAddr>> {
         let elsewhere = |address: &IpAddr| {
             let link_local = match address {
@@ -569,18 +573,18 @@ impl Rtnetlink {
         Ok(addresses)
     }
 
-    /// True when the root queueing discipline of an interface is a FIFO that
-    /// takes nothing: a `pfifo` or `bfifo` with limit 0 (tc-pfifo(8)).
+    /// True when the root queueing discipline of an interface is a FIFO that accepts
+    /// nothing: a `pfifo` or `bfifo` with limit 0 (tc-pfifo(8)).
     ///
     /// # Errors
-    /// ENODEV; what the kernel reports.
+    /// ENODEV; the kernel's errors.
     pub fn refuses_packets(&mut self, interface: u32) -> io::Result<bool> {
         // struct tcmsg: family and pad, index, handle, parent, info
         let body = [0, interface, 0, TC_H_ROOT, 0]
             .map(u32::to_ne_bytes)
             .concat();
-        // Without NLM_F_ECHO only those who watch queueing disciplines hear of it;
-        // of one that is built in (`noqueue`) there is an acknowledgment alone.
+        // Without NLM_F_ECHO only watchers of queueing disciplines are notified. For a
+        // built-in one (`noqueue`) there is only an acknowledgment.
         let flags = NLM_F_ACK | NLM_F_ECHO;
         let answers = self.0.exchange(libc::RTM_GETQDISC, flags, &body)?;
         let mut of_disciplines = answers
@@ -592,22 +596,22 @@ impl Rtnetlink {
     }
 }
 
-/// `struct ndmsg` (family, pad, ifindex, state, flags, type) and the address.
-/// Whether the attributes of a queueing discipline are those of a FIFO with limit
-/// 0 (`struct tc_fifo_qopt`).
+/// `struct ndmsg` (family, pad, ifindex, state, flags, type) and the address. Tests
+/// whether the attributes of a queueing discipline are those of a FIFO with limit 0
+/// (`struct tc_fifo_qopt`).
 fn refuses(values: &[u8]) -> bool {
     let fifo = matches!(find(values, libc::TCA_KIND), Some(b"pfifo\0" | b"bfifo\0"));
     let limit = find(values, libc::TCA_OPTIONS).and_then(|options| chunk(options, 0));
     fifo && limit.map(u32::from_ne_bytes) == Some(0)
 }
 
-/// A string that ends with a zero.
+/// A zero-terminated string.
 fn text(value: &[u8]) -> String {
     let end = value.iter().position(|&byte| byte == 0);
     String::from_utf8_lossy(value.get(..end.unwrap_or(value.len())).unwrap_or_default()).into()
 }
 
-/// The MTU among a route's metrics, as [`Route::mtu`].
+/// The MTU from a route's metrics, as [`Route::mtu`].
 fn mtu(metrics: &[u8], v4: bool) -> usize {
     let metric = |wanted| find(metrics, wanted).map(word);
     let locked = metric(RTAX_LOCK).is_some_and(|locks| locks & 1 << RTAX_MTU != 0);

@@ -1,8 +1,9 @@
-//! The kernel's routing tables, read whole and looked up by prefix.
+//! The kernel's routing tables, read in one dump and looked up by prefix.
 //!
-//! One dump answers for every destination, where a question per destination costs two
-//! system calls. [`Routing`] answers what it is sure of: rules without selectors, and one
-//! unicast route per prefix. Of everything else it says that the kernel has to be asked.
+//! One dump answers for every destination; a request per destination costs two system
+//! calls. [`Routing`] answers only what is certain: rules without selectors, and one
+//! unicast route per prefix. For everything else it reports that the kernel must be
+//! asked.
 
 use std::collections::HashMap;
 use std::io;
@@ -15,7 +16,7 @@ const RTM_GETRULE: u16 = 34;
 const RTA_DST: u16 = 1;
 const RTA_PRIORITY: u16 = 6;
 const RTA_TABLE: u16 = 15;
-/// What a route may have and still be understood: RTA_DST, RTA_OIF, RTA_GATEWAY,
+/// Attributes of a route that this module understands: RTA_DST, RTA_OIF, RTA_GATEWAY,
 /// RTA_PRIORITY, RTA_PREFSRC, RTA_METRICS, RTA_FLOW, RTA_CACHEINFO, RTA_TABLE, RTA_VIA,
 /// RTA_PREF, RTA_EXPIRES. Not RTA_MULTIPATH, RTA_ENCAP, RTA_NH_ID.
 const PLAIN: [u16; 12] = [
@@ -33,58 +34,60 @@ const PLAIN: [u16; 12] = [
     23,
 ];
 const RTN_THROW: u8 = 9;
-/// Of `rtm_flags`: an exception to a route (RTM_F_CLONED).
+/// In `rtm_flags`: an exception to a route (RTM_F_CLONED).
 const CLONED: u32 = 0x200;
 /// RTNH_F_DEAD: its interface is down.
 const DEAD: u32 = 0x01;
-/// RTNH_F_LINKDOWN, RTNH_F_UNRESOLVED: a sysctl decides whether it counts.
+/// RTNH_F_LINKDOWN, RTNH_F_UNRESOLVED: a sysctl decides whether the route counts.
 const DOUBTFUL: u32 = 0x10 | 0x20;
 /// FR_ACT_TO_TBL: a rule that names a table.
 const TO_TABLE: u8 = 1;
 const FRA_SUPPRESS_PREFIXLEN: u16 = 14;
 const FRA_TABLE: u16 = 15;
-/// What a rule without selectors has: FRA_PRIORITY, FRA_TABLE, FRA_PAD, FRA_PROTOCOL.
+/// Attributes of a rule without selectors: FRA_PRIORITY, FRA_TABLE, FRA_PAD,
+/// FRA_PROTOCOL.
 const UNCONDITIONAL: [u16; 4] = [6, FRA_TABLE, 18, 21];
 /// FIB_RULE_PERMANENT.
 const PERMANENT: u32 = 1;
 
-/// The routing tables of a network namespace as they were at one time.
+/// A snapshot of a network namespace's routing tables.
 #[derive(Debug, Default)]
 pub struct Routing {
-    /// Of IPv4 and of IPv6; `None` where the kernel has to be asked each time.
+    /// For IPv4 and for IPv6; `None` if the kernel must be asked each time.
     families: [Option<Family>; 2],
 }
 
 /// A route that [`Routing::route`] found.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Found {
-    /// The route. Its source is `None` where the kernel chooses one.
+    /// The route. Its source is `None` if the kernel chooses one.
     pub route: Route,
-    /// Number of the route, for what is kept per route while these tables last. Zero for
-    /// destinations to which no route leads.
+    /// Number of the route, for state kept per route while these tables last. Zero for
+    /// destinations without a route.
     pub number: u32,
 }
 
 /// Tables of one address family.
 #[derive(Debug)]
 struct Family {
-    /// In the order in which rules name them.
+    /// In the order in which rules name the tables.
     tables: Vec<Table>,
-    /// The only address of this host that is neither loopback nor link-local.
+    /// The only address of this host that is neither loopback nor link-local, if there is
+    /// just one.
     only: Option<IpAddr>,
 }
 
 /// Prefixes by their length, longest first.
 type Table = Vec<(u8, HashMap<u128, Prefix>)>;
 
-/// What leads to one prefix.
+/// The entry of one prefix.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Prefix {
     Route {
         metric: u32,
         found: Found,
     },
-    /// The next table is looked at.
+    /// The lookup continues in the next table.
     Throw {
         metric: u32,
     },
@@ -95,8 +98,8 @@ impl Rtnetlink {
     /// Reads the routing tables.
     ///
     /// # Errors
-    /// ENOBUFS for more than `most` routes; what the kernel reports. This socket is of
-    /// no use after an error.
+    /// ENOBUFS for more than `most` routes; the kernel's errors. This socket is unusable
+    /// after an error.
     pub fn routing(&mut self, most: usize) -> io::Result<Routing> {
         let mut families = [None, None];
         let mut number = 0;
@@ -138,7 +141,7 @@ impl Rtnetlink {
 }
 
 impl Routing {
-    /// The route to a destination; `None` where the kernel has to be asked.
+    /// The route to a destination; `None` if the kernel must be asked.
     pub fn route(&self, destination: IpAddr) -> Option<Found> {
         if is_special(destination) {
             return None;
@@ -157,13 +160,13 @@ impl Routing {
         })
     }
 
-    /// Whether an address is one of this host's; `None` where the kernel has to be asked.
+    /// Whether an address belongs to this host; `None` if the kernel must be asked.
     pub fn is_local(&self, address: IpAddr) -> Option<bool> {
         self.route(address).map(|found| found.route.local)
     }
 
-    /// The source address that the kernel chooses over IPv6 for any global destination,
-    /// where this host has only one that is neither loopback nor link-local.
+    /// The source address that the kernel chooses over IPv6 for any global destination.
+    /// Known if this host has only one address that is neither loopback nor link-local.
     pub fn only_source(&self, destination: IpAddr) -> Option<IpAddr> {
         match destination {
             IpAddr::V6(v6) if !v6.is_unicast_link_local() => self.family(destination)?.only,
@@ -189,7 +192,8 @@ impl Family {
         }
     }
 
-    /// Adds a route of a dump. False for one that makes every answer of this family doubtful.
+    /// Adds a route of a dump. Returns false for a route that makes every answer of this
+    /// family uncertain.
     fn add(&mut self, body: &[u8], family: u8, rules: &[u32], number: u32) -> bool {
         let Some(fixed) = body.first_chunk::<12>() else {
             return false;
@@ -200,7 +204,7 @@ impl Family {
             return true;
         }
         if fixed[2] != 0 {
-            // By source, too.
+            // Also selected by source.
             return false;
         }
         let values = body.get(12..).unwrap_or_default();
@@ -269,8 +273,8 @@ impl Family {
     }
 }
 
-/// Which of two routes to one prefix counts. Among several default routes of IPv4, and any
-/// of IPv6, the kernel chooses by whether the router answers.
+/// Decides which of two routes to one prefix counts. Among several default routes of
+/// IPv4, and any of IPv6, the kernel chooses by whether the router answers.
 fn either(one: Prefix, other: Prefix, v4: bool, length: u8) -> Prefix {
     let metric = |prefix: &Prefix| match *prefix {
         Prefix::Route { metric, .. } | Prefix::Throw { metric } => Some(metric),
@@ -288,7 +292,7 @@ fn either(one: Prefix, other: Prefix, v4: bool, length: u8) -> Prefix {
     }
 }
 
-/// The longest prefix of a table that has this address.
+/// The longest prefix of a table that matches this address.
 fn look(table: &Table, address: IpAddr) -> Option<Prefix> {
     let mut found = table
         .iter()
@@ -296,7 +300,7 @@ fn look(table: &Table, address: IpAddr) -> Option<Prefix> {
     found.next()
 }
 
-/// The first `length` bits of an address; those of IPv4 are the highest.
+/// The first `length` bits of an address; IPv4 uses the highest bits.
 fn key(address: IpAddr, length: u8) -> u128 {
     let bits = match address {
         IpAddr::V4(v4) => u128::from(v4.to_bits()) << 96,
@@ -308,7 +312,7 @@ fn key(address: IpAddr, length: u8) -> u128 {
     }
 }
 
-/// Destinations that the kernel treats apart from its tables.
+/// Destinations that the kernel handles outside its tables.
 fn is_special(destination: IpAddr) -> bool {
     destination.is_multicast()
         || destination.is_unspecified()

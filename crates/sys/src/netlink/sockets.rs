@@ -22,45 +22,45 @@ const TIMEOUT: Duration = Duration::from_secs(1);
 /// A TCP or UDP socket of any process.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct InetSocket {
-    /// Local address; unspecified for all of its family.
+    /// Local address; unspecified if bound to all of its family.
     pub local: IpAddr,
-    /// True for one of IPv6 that leaves IPv4 alone.
+    /// True for an IPv6 socket that does not receive IPv4.
     pub only_v6: bool,
     /// TCP_* of linux/tcp_states.h.
     pub state: u8,
-    /// Index of the interface that it is bound to; 0: to none.
+    /// Index of the interface to which it is bound; 0: none.
     pub interface: u32,
     /// SO_COOKIE.
     pub cookie: u64,
-    /// Owner of its file.
+    /// Owner of its file (uid).
     pub uid: u32,
-    /// Number of its file; 0 where no process has it any more.
+    /// Inode of its file; 0 if no process has it any more.
     pub inode: u32,
 }
 
-/// A socket by which others are looked up.
+/// A socket for looking up others.
 #[derive(Debug)]
 pub struct SocketDiag(Client);
 
 impl SocketDiag {
-    /// In the network namespace of the calling thread.
+    /// Opens it in the network namespace of the calling thread.
     ///
     /// # Errors
-    /// What the kernel reports.
+    /// The kernel's errors.
     pub fn open() -> io::Result<Self> {
         Client::open(Some(SOCK_DIAG), TIMEOUT).map(SocketDiag)
     }
 
-    /// All sockets of a protocol (IPPROTO_TCP, IPPROTO_UDP) that have a local port. Before
-    /// Linux 6.8 those of TCP that are only bound are missing.
+    /// All sockets of a protocol (IPPROTO_TCP, IPPROTO_UDP) with a given local port.
+    /// Before Linux 6.8, TCP sockets that are only bound are missing.
     ///
     /// # Errors
-    /// ENOENT where the kernel cannot say; TimedOut.
+    /// ENOENT if the kernel lacks the interface; TimedOut.
     pub fn at_port(&mut self, protocol: u8, port: u16) -> io::Result<Vec<InetSocket>> {
         self.in_states(u32::MAX, protocol, port)
     }
 
-    /// The listening TCP sockets that have a local port; no connection is walked.
+    /// The listening TCP sockets with a given local port; no connection is walked.
     ///
     /// # Errors
     /// As [`SocketDiag::at_port`].

@@ -1,4 +1,5 @@
-//! rtnetlink(7): virtual pairs made, grouped and deleted, and what is attached to them.
+//! rtnetlink(7): creates, groups and deletes virtual pairs, and attaches programs to
+//! them.
 
 use std::io;
 use std::os::fd::{AsRawFd, BorrowedFd};
@@ -16,7 +17,7 @@ const IFLA_NUM_TX_QUEUES: u16 = 31;
 const IFLA_NUM_RX_QUEUES: u16 = 32;
 const IFLA_XDP_FD: u16 = 1;
 const IFLA_XDP_FLAGS: u16 = 3;
-/// linux/if_link.h: replace nothing, and in the driver.
+/// linux/if_link.h: do not replace a program, and run it in the driver.
 const XDP_FLAGS_UPDATE_IF_NOEXIST: u32 = 1 << 0;
 const XDP_FLAGS_DRV_MODE: u32 = 1 << 2;
 const IFLA_INFO_DATA: u16 = 2;
@@ -27,7 +28,7 @@ const IN6_ADDR_GEN_MODE_NONE: u8 = 1;
 const LINK_HEADER: usize = 16;
 /// Bytes of `struct tcmsg`.
 const TC_HEADER: usize = 20;
-/// linux/rtnetlink.h: in place of an interface, for a filter of a shared block.
+/// linux/rtnetlink.h: replaces the interface for a filter of a shared block.
 const TCM_IFINDEX_MAGIC_BLOCK: u32 = u32::MAX;
 /// linux/pkt_sched.h.
 const TC_H_CLSACT: u32 = 0xffff_fff1;
@@ -40,14 +41,14 @@ const TCA_BPF_FLAGS: u16 = 8;
 const TCA_BPF_FLAG_ACT_DIRECT: u32 = 1;
 const ETH_P_ALL: u16 = 3;
 
-/// A virtual pair that is to be made, with one queue each way.
+/// A virtual pair to create, with one queue in each direction.
 #[derive(Clone, Copy, Debug)]
 pub struct VethPair<'a> {
     /// Names of both ends.
     pub names: [&'a str; 2],
-    /// Group of both ends (ip-link(8)), by which many are deleted at once.
+    /// Group of both ends (ip-link(8)), for deleting many at once.
     pub group: u32,
-    /// Of both ends, bytes.
+    /// MTU of both ends, in bytes.
     pub mtu: u32,
 }
 
@@ -60,7 +61,7 @@ pub struct GroupLink {
     pub name: String,
 }
 
-/// `struct ifinfomsg`: family and type, index, flags, which of them change.
+/// `struct ifinfomsg`: family and type, index, flags, mask of changed flags.
 fn link_body(index: u32, flags: u32, change: u32) -> Vec<u8> {
     [0, index, flags, change].map(u32::to_ne_bytes).concat()
 }
@@ -69,7 +70,7 @@ fn closed(text: &str) -> Vec<u8> {
     [text.as_bytes(), b"\0"].concat()
 }
 
-/// What both ends of a pair are made with.
+/// Attributes with which either end of a pair is created.
 fn end(name: &str, pair: &VethPair<'_>) -> Vec<u8> {
     let mut end = Vec::new();
     attribute(&mut end, IFLA_IFNAME, &closed(name));
@@ -82,11 +83,11 @@ fn end(name: &str, pair: &VethPair<'_>) -> Vec<u8> {
 }
 
 impl Rtnetlink {
-    /// Makes a virtual pair, both ends down.
+    /// Creates a virtual pair, with both ends down.
     ///
     /// # Errors
-    /// EEXIST where a name is taken; EPERM without CAP_NET_ADMIN; EOPNOTSUPP where the
-    /// kernel has no veth; what it reports.
+    /// EEXIST if a name is taken; EPERM without CAP_NET_ADMIN; EOPNOTSUPP if the kernel
+    /// has no veth; the kernel's errors.
     pub fn make_veth(&mut self, pair: &VethPair<'_>) -> io::Result<()> {
         let [name, peer] = pair.names;
         let mut peer_end = link_body(0, 0, 0);
@@ -106,10 +107,10 @@ impl Rtnetlink {
         self.0.exchange(RTM_NEWLINK, NLM_F_ACK, body).map(drop)
     }
 
-    /// Takes an interface up, or down. Without ARP, it asks for no neighbour.
+    /// Sets an interface up or down. Without ARP, it resolves no neighbours.
     ///
     /// # Errors
-    /// ENODEV; EPERM without CAP_NET_ADMIN; what the kernel reports.
+    /// ENODEV; EPERM without CAP_NET_ADMIN; the kernel's errors.
     pub fn set_up(&mut self, index: u32, up: bool, arp: bool) -> io::Result<()> {
         let bit = |set: bool, flag: i32| if set { flag as u32 } else { 0 };
         let flags = bit(up, libc::IFF_UP) | bit(!arp, libc::IFF_NOARP);
@@ -117,10 +118,10 @@ impl Rtnetlink {
         self.set_link(&link_body(index, flags, change))
     }
 
-    /// Has IPv6 give an interface no address when it is taken up.
+    /// Makes IPv6 assign an interface no address when it is set up.
     ///
     /// # Errors
-    /// ENODEV; EAFNOSUPPORT in a kernel without IPv6; what the kernel reports.
+    /// ENODEV; EAFNOSUPPORT in a kernel without IPv6; the kernel's errors.
     pub fn set_no_address_generation(&mut self, index: u32) -> io::Result<()> {
         let (mut mode, mut families) = (Vec::new(), Vec::new());
         attribute(
@@ -134,10 +135,10 @@ impl Rtnetlink {
         self.set_link(&body)
     }
 
-    /// Sets the MTU of an interface, bytes.
+    /// Sets the MTU of an interface, in bytes.
     ///
     /// # Errors
-    /// ENODEV; EINVAL where the device cannot; what the kernel reports.
+    /// ENODEV; EINVAL if the device does not support it; the kernel's errors.
     pub fn set_mtu(&mut self, index: u32, mtu: u32) -> io::Result<()> {
         let mut body = link_body(index, 0, 0);
         attribute(&mut body, IFLA_MTU, &mtu.to_ne_bytes());
@@ -147,18 +148,18 @@ impl Rtnetlink {
     /// Moves an interface into a group.
     ///
     /// # Errors
-    /// ENODEV; what the kernel reports.
+    /// ENODEV; the kernel's errors.
     pub fn set_group(&mut self, index: u32, group: u32) -> io::Result<()> {
         let mut body = link_body(index, 0, 0);
         attribute(&mut body, IFLA_GROUP, &group.to_ne_bytes());
         self.set_link(&body)
     }
 
-    /// Attaches an XDP program in the driver for as long as the interface lasts, whatever
-    /// becomes of the caller.
+    /// Attaches an XDP program in the driver for as long as the interface exists, even
+    /// after the caller ends.
     ///
     /// # Errors
-    /// EBUSY where there is a program; what the kernel reports.
+    /// EBUSY if there is a program; the kernel's errors.
     pub fn attach_xdp(&mut self, index: u32, program: BorrowedFd<'_>) -> io::Result<()> {
         let flags = XDP_FLAGS_UPDATE_IF_NOEXIST | XDP_FLAGS_DRV_MODE;
         let mut xdp = Vec::new();
@@ -169,20 +170,20 @@ impl Rtnetlink {
         self.set_link(&body)
     }
 
-    /// Deletes an interface, of a pair both ends.
+    /// Deletes an interface; for a pair, both ends.
     ///
     /// # Errors
-    /// ENODEV; what the kernel reports.
+    /// ENODEV; the kernel's errors.
     pub fn delete_link(&mut self, index: u32) -> io::Result<()> {
         let body = link_body(index, 0, 0);
         self.0.exchange(RTM_DELLINK, NLM_F_ACK, &body).map(drop)
     }
 
-    /// Deletes all interfaces of a group, of a pair both ends if either is in it; nothing
-    /// where there are none.
+    /// Deletes all interfaces of a group; for a pair, both ends if either is in it. Does
+    /// nothing if there are none.
     ///
     /// # Errors
-    /// EPERM for group 0; what the kernel reports.
+    /// EPERM for group 0; the kernel's errors.
     pub fn delete_group(&mut self, group: u32) -> io::Result<()> {
         let mut body = link_body(0, 0, 0);
         attribute(&mut body, IFLA_GROUP, &group.to_ne_bytes());
@@ -213,11 +214,11 @@ impl Rtnetlink {
         Ok(answers.iter().filter_map(link).collect())
     }
 
-    /// Has the filters of a block (tc(8), "shared blocks") see what an interface
-    /// receives; the block is made with its first interface.
+    /// Makes the filters of a block (tc(8), "shared blocks") see the packets that an
+    /// interface receives. The block is created with its first interface.
     ///
     /// # Errors
-    /// EEXIST where the interface has a clsact; ENODEV; what the kernel reports.
+    /// EEXIST if the interface has a clsact; ENODEV; the kernel's errors.
     pub fn add_clsact(&mut self, index: u32, block: u32) -> io::Result<()> {
         let mut body = tc_body(index, CLSACT_HANDLE, TC_H_CLSACT, 0);
         attribute(&mut body, libc::TCA_KIND, b"clsact\0");
@@ -226,11 +227,11 @@ impl Rtnetlink {
         self.0.exchange(libc::RTM_NEWQDISC, flags, &body).map(drop)
     }
 
-    /// Adds a program that decides what becomes of each frame (direct action) to a block.
+    /// Adds a program that decides the fate of each frame (direct action) to a block.
     ///
     /// # Errors
-    /// EEXIST where the block has a filter; EINVAL where there is no such block; what the
-    /// kernel reports.
+    /// EEXIST if the block has a filter; EINVAL if there is no such block; the kernel's
+    /// errors.
     pub fn add_block_filter(&mut self, block: u32, program: BorrowedFd<'_>) -> io::Result<()> {
         // Preference 1, all protocols.
         let info = 1 << 16 | u32::from(ETH_P_ALL.to_be());

@@ -104,7 +104,7 @@ proptest! {
         prop_assert_eq!(end, length);
     }
 
-    /// The bytes of frames, some changed, are cut anywhere.
+    /// The bytes of frames, some of them changed, are cut anywhere.
     #[test]
     fn frames_in_pieces_are_those_of_whole_bytes(
         frames in frames(),
@@ -136,7 +136,7 @@ proptest! {
         prop_assert_eq!(read.collect::<Vec<_>>(), whole.collect::<Vec<_>>());
     }
 
-    /// A segment that was cut within a frame is never taken for a whole one.
+    /// A segment that was cut within a frame is never mistaken for a whole one.
     #[test]
     fn a_cut_is_found(frames in frames(), cut: prop::sample::Index) {
         let mut buffer = [0; 2000];

@@ -1,5 +1,5 @@
 //! AAL5's common part (ITU-T I.363.5 §9.2): a payload of 1 to 65,535 bytes, zeros, and a
-//! trailer, together whole cells.
+//! trailer. Together they fill whole cells.
 //!
 //! ```text
 //! +--------- - - ---------+-------------+--------+-----+--------+--------+
@@ -16,13 +16,13 @@ use crate::EmitError;
 /// Bytes of the trailer.
 pub const TRAILER_LEN: usize = 8;
 
-/// The most payload that the length field can say.
+/// The largest payload that the length field can express.
 pub const PAYLOAD_MAX: usize = u16::MAX as usize;
 
 /// The longest PDU, 1,366 cells.
 pub const PDU_MAX: usize = pdu_len(PAYLOAD_MAX);
 
-/// Bytes of the PDU of a payload: whole cells.
+/// Bytes of the PDU of a payload, in whole cells.
 #[must_use]
 pub const fn pdu_len(payload: usize) -> usize {
     (payload + TRAILER_LEN).div_ceil(CELL_PAYLOAD_LEN) * CELL_PAYLOAD_LEN
@@ -31,29 +31,29 @@ pub const fn pdu_len(payload: usize) -> usize {
 /// Why bytes are not a PDU.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum Error {
-    /// Not a number of whole cells, none, or more than the longest PDU has.
+    /// Not a number of whole cells, none, or more than those of the longest PDU.
     #[error("{0} bytes are not an AAL5 PDU, which is 1 to 1,366 times 48")]
     Size(usize),
-    /// The CRC-32 does not match: cells were lost, damaged or of another PDU.
+    /// The CRC-32 does not match: cells were lost, damaged or belong to another PDU.
     #[error("the PDU's CRC-32 is {found:#010x} and not {expected:#010x}")]
     Crc {
-        /// What the bytes need.
+        /// The CRC-32 of the bytes.
         expected: u32,
-        /// What the trailer says.
+        /// The CRC-32 in the trailer.
         found: u32,
     },
-    /// The common part indicator is not 0, the one value there is.
+    /// The common part indicator is not 0, the only defined value.
     #[error("the PDU's common part indicator is {0} and not 0")]
     CommonPart(u8),
-    /// The length needs another number of cells.
+    /// The length requires another number of cells.
     #[error("the PDU's trailer says {length} bytes, and it has {pdu}")]
     Length {
-        /// What the trailer says.
+        /// The length in the trailer.
         length: u16,
         /// Bytes of the PDU.
         pdu: usize,
     },
-    /// Length 0: the sender has given the PDU up (I.363.5 §9.2.1.2).
+    /// Length 0: the sender has aborted the PDU (I.363.5 §9.2.1.2).
     #[error("the sender has given the PDU up")]
     Aborted,
 }
@@ -74,7 +74,7 @@ impl<'a> Pdu<'a> {
         Self::with_crc(bytes, |covered| Crc32::new().update(covered))
     }
 
-    /// As [`Pdu::new`], where the CRC-32 of all but the last cell is known.
+    /// As [`Pdu::new`], if the CRC-32 of all but the last cell is known.
     ///
     /// # Errors
     /// [`Error`].
@@ -120,7 +120,7 @@ impl<'a> Pdu<'a> {
         self.payload
     }
 
-    /// What the user at the other end put into its byte of the trailer.
+    /// The user-to-user byte that the other end put into the trailer.
     #[must_use]
     pub const fn user_to_user(&self) -> u8 {
         self.user_to_user
@@ -130,8 +130,8 @@ impl<'a> Pdu<'a> {
 /// Writes the PDU of a payload at the start of `buffer`, and returns its bytes.
 ///
 /// # Errors
-/// [`EmitError`], [`EmitError::PayloadTooLong`] for an empty payload too: a length of 0
-/// would say that the PDU is given up.
+/// [`EmitError`]. [`EmitError::PayloadTooLong`] also for an empty payload: a length of 0
+/// would mark the PDU as aborted.
 #[expect(
     clippy::indexing_slicing,
     reason = "`pdu` is at most the buffer's length"
@@ -150,11 +150,11 @@ pub fn emit(payload: &[u8], user_to_user: u8, buffer: &mut [u8]) -> Result<usize
     Ok(length)
 }
 
-/// Writes the next cells of a payload's PDU, as many as `part` has room for and the PDU
-/// still has: where it goes in several frames.
+/// Writes the next cells of a payload's PDU: as many as fit into `part` and remain of the
+/// PDU. For a PDU that is sent in several frames.
 ///
 /// # Errors
-/// [`EmitError::PayloadTooLong`] as [`emit`].
+/// [`EmitError::PayloadTooLong`] as in [`emit`].
 #[expect(
     clippy::indexing_slicing,
     reason = "`length` is at most the part's length, and a part with a trailer has 48 bytes"
@@ -196,7 +196,7 @@ pub fn emit_part(
     }
 }
 
-/// What [`emit_part`] has written so far; by default nothing.
+/// Progress of [`emit_part`]; by default nothing is written.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct PartialPdu {
     crc: Crc32,
@@ -204,15 +204,15 @@ pub struct PartialPdu {
 }
 
 impl PartialPdu {
-    /// Bytes, whole cells.
+    /// Bytes written, in whole cells.
     #[must_use]
     pub const fn written(&self) -> usize {
         self.written
     }
 }
 
-/// The CRC-32 of bytes so far (I.363.5 §9.2.1.2: highest bit first, from ones,
-/// complemented).
+/// The CRC-32 of the bytes so far (I.363.5 §9.2.1.2: highest bit first, starting from
+/// ones, complemented).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Crc32(u32);
 
@@ -223,13 +223,13 @@ impl Default for Crc32 {
 }
 
 impl Crc32 {
-    /// Of nothing.
+    /// The CRC-32 of no bytes.
     #[must_use]
     pub const fn new() -> Self {
         Self(u32::MAX)
     }
 
-    /// With more bytes behind those so far.
+    /// Appends more bytes.
     #[must_use]
     pub fn update(self, bytes: &[u8]) -> Self {
         match raw_fold::fold(self.0, bytes) {
@@ -243,7 +243,7 @@ impl Crc32 {
         let mut crc = self.0;
         let (eights, rest) = bytes.as_chunks::<8>();
         for &[a, b, c, d, e, f, g, h] in eights {
-            // Eight bytes at a time: each through the table of its distance to the end.
+            // Eight bytes at a time: each uses the table of its distance to the end.
             let [a, b, c, d] = (crc ^ u32::from_be_bytes([a, b, c, d])).to_be_bytes();
             crc = 0;
             for (table, byte) in TABLES.iter().zip([h, g, f, e, d, c, b, a]) {
@@ -263,11 +263,10 @@ impl Crc32 {
     }
 }
 
-/// That of IEEE 802.3.
+/// The polynomial of IEEE 802.3.
 const POLYNOMIAL: u32 = 0x04c1_1db7;
 
-/// Remainders by the polynomial: of a byte with `index` bytes of zero
-/// behind it.
+/// Remainders by the polynomial: for a byte followed by `index` zero bytes.
 #[expect(clippy::indexing_slicing, reason = "evaluated by the compiler")]
 static TABLES: [[u32; 256]; 8] = {
     let mut tables = [[0; 256]; 8];

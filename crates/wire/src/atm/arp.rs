@@ -1,4 +1,4 @@
-//! ATMARP and InATMARP (RFC 2225 §8): which ATM address has an IPv4 address.
+//! ATMARP and InATMARP (RFC 2225 §8): the ATM address of an IPv4 address.
 
 use core::net::Ipv4Addr;
 
@@ -10,55 +10,55 @@ const HARDWARE: u16 = 0x0013;
 const IPV4: u16 = 0x0800;
 const FIXED_LEN: usize = 12;
 
-/// The longest packet: two numbers of 20 bytes with subaddresses.
+/// The longest packet: two addresses of 20 bytes with subaddresses.
 pub const MAX_LEN: usize = FIXED_LEN + 2 * (2 * NSAP_LEN + 4);
 
-/// The bit of a type and length that says E.164 rather than NSAP.
+/// The bit of a type and length that means E.164, not NSAP.
 const E164: u8 = 0x40;
 const E164_MAX: usize = 15;
 
 /// Why bytes are not an ATMARP packet.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum Error {
-    /// Fewer bytes than the lengths in it need.
+    /// Fewer bytes than the packet's lengths require.
     #[error("the packet is shorter than its fields")]
     Truncated,
-    /// Another hardware than ATM or another protocol than IPv4.
+    /// Hardware other than ATM or a protocol other than IPv4.
     #[error("hardware type {0:#06x} and protocol type {1:#06x}, not ATM and IPv4")]
     Types(u16, u16),
-    /// An operation that RFC 2225 does not have.
+    /// An operation that RFC 2225 does not define.
     #[error("unknown operation {0}")]
     Operation(u16),
-    /// An address of a length that its kind cannot have.
+    /// An address length that is invalid for its kind.
     #[error("an address of type and length {0:#04x}")]
     AddressLength(u8),
 }
 
-/// What is asked or said.
+/// The request or answer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u16)]
 pub enum Operation {
-    /// Who has the target's IPv4 address?
+    /// Asks which end has the target's IPv4 address.
     Request = 1,
-    /// The source has.
+    /// The source has it.
     Reply = 2,
-    /// Who is at the other end of this circuit?
+    /// Asks which end is at the other side of this circuit.
     InverseRequest = 8,
-    /// The source is.
+    /// The source is at this side.
     InverseReply = 9,
     /// The server does not know the target.
     Unknown = 10,
 }
 
-/// An ATM number: which of the three forms of RFC 2225 §8.1 it has.
+/// An ATM number in one of the three forms of RFC 2225 §8.1.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Number {
-    /// Not said.
+    /// Not stated.
     #[default]
     None,
     /// An NSAP address.
     Nsap(Nsap),
-    /// An E.164 number, and perhaps an NSAP address behind it.
+    /// An E.164 number, optionally followed by an NSAP address.
     E164(Digits, Option<Nsap>),
 }
 
@@ -89,7 +89,7 @@ impl Digits {
 }
 
 impl Number {
-    /// Type and length of number and subaddress.
+    /// Type and length of the number and of the subaddress.
     fn lengths(&self) -> [u8; 2] {
         match self {
             Self::None => [0, 0],
@@ -142,12 +142,12 @@ fn take<'a>(rest: &mut &'a [u8], length: usize) -> Result<&'a [u8], Error> {
     Ok(taken)
 }
 
-/// An end of a mapping.
+/// One end of a mapping.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Party {
-    /// ATM's number.
+    /// The ATM number.
     pub number: Number,
-    /// The IPv4 address; `None` where it is not said.
+    /// The IPv4 address; `None` if it is not stated.
     pub address: Option<Ipv4Addr>,
 }
 
@@ -166,19 +166,19 @@ impl Party {
     }
 }
 
-/// A packet.
+/// An ATMARP or InATMARP packet.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Packet {
-    /// What it is.
+    /// The operation.
     pub operation: Operation,
-    /// Who sends it.
+    /// The sender.
     pub source: Party,
-    /// Whom it asks for, or answers.
+    /// The party that is asked for, or answered.
     pub target: Party,
 }
 
 impl Packet {
-    /// Reads a packet; what is behind it is not looked at.
+    /// Reads a packet; bytes after it are ignored.
     ///
     /// # Errors
     /// [`Error`].
@@ -250,7 +250,7 @@ impl Packet {
     fn append(&self, put: &mut impl FnMut(&[u8])) {
         for party in [&self.source, &self.target] {
             party.number.append(put);
-            // Zeros say that the address is not known (RFC 2225 §8.1).
+            // Zeros mean that the address is not known (RFC 2225 §8.1).
             put(&party.address.unwrap_or(Ipv4Addr::UNSPECIFIED).octets());
         }
     }

@@ -1,4 +1,4 @@
-//! What a PDU carries where one circuit carries several protocols: RFC 2684's LLC
+//! The payload of a PDU when one circuit carries several protocols: RFC 2684's LLC
 //! encapsulation (§5).
 
 use super::split;
@@ -27,12 +27,12 @@ pub enum Error {
     Organisation([u8; 3]),
 }
 
-/// What a PDU carries.
+/// The payload of a PDU.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Payload<'a> {
     /// A routed protocol (§5.1): IPv4, ATMARP, IPv6.
     Routed(EtherType, &'a [u8]),
-    /// A routed ISO protocol: what follows begins with its NLPID (§5.1).
+    /// A routed ISO protocol: the payload begins with its NLPID (§5.1).
     Iso(&'a [u8]),
     /// A bridged frame (§5.2), with its PID.
     Bridged(u16, &'a [u8]),

@@ -1,5 +1,5 @@
-//! ATM: cells and virtual circuits, the adaptation layer that carries packets (AAL5), its
-//! way over Ethernet (a pseudowire of MPLS), and the messages that set circuits up.
+//! ATM: cells and virtual circuits, the adaptation layer for packets (AAL5), its
+//! transport over Ethernet (an MPLS pseudowire), and the messages that set up circuits.
 //!
 //! ```text
 //! ethernet ─► pseudowire ─► aal5::Pdu ─► llc ─► IPv4, arp
@@ -24,7 +24,7 @@ use crate::EmitError;
 /// Bytes of a cell, header error control included (I.361 §2).
 pub const CELL_LEN: usize = 53;
 
-/// Bytes that a cell carries.
+/// Bytes of a cell's payload.
 pub const CELL_PAYLOAD_LEN: usize = 48;
 
 /// Bytes of a cell's header, header error control included.
@@ -91,22 +91,22 @@ impl core::str::FromStr for Circuit {
     }
 }
 
-/// What names a circuit on a link: virtual path and virtual channel.
+/// The name of a circuit on a link: virtual path and virtual channel.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Circuit {
-    /// Virtual path identifier: 0 to 255 between a user and the network (UNI), to 4,095
-    /// in a pseudowire.
+    /// Virtual path identifier: 0 to 255 between a user and the network (UNI), up to
+    /// 4,095 in a pseudowire.
     pub vpi: u16,
-    /// Virtual channel identifier. 0 to 31 are kept for the layer's own ends (I.361
+    /// Virtual channel identifier. 0 to 31 are reserved for the layer itself (I.361
     /// §2.2.3, UNI 3.1 §3.2).
     pub vci: u16,
 }
 
 impl Circuit {
-    /// Where signalling goes (UNI 3.1 §3.2).
+    /// The circuit of signalling (UNI 3.1 §3.2).
     pub const SIGNALLING: Self = Self { vpi: 0, vci: 5 };
 
-    /// The first VCI that users may have.
+    /// The first VCI available to users.
     pub const FIRST_USER_VCI: u16 = 32;
 }
 
@@ -121,16 +121,16 @@ impl fmt::Display for Circuit {
 pub struct PayloadType(u8);
 
 impl PayloadType {
-    /// A user's cell, not the last of a PDU, without congestion.
+    /// A user cell, not the last of a PDU, without congestion.
     pub const USER: Self = Self(0);
-    /// A user's cell, the last of an AAL5 PDU.
+    /// A user cell, the last of an AAL5 PDU.
     pub const USER_LAST: Self = Self(1);
     /// An OAM cell of the segment (F5).
     pub const OAM_SEGMENT: Self = Self(4);
     /// An OAM cell between the ends (F5).
     pub const OAM_END_TO_END: Self = Self(5);
 
-    /// Of the three bits; higher ones are ignored.
+    /// Uses the lowest three bits; higher bits are ignored.
     #[must_use]
     pub const fn from_bits(bits: u8) -> Self {
         Self(bits & 7)
@@ -142,7 +142,7 @@ impl PayloadType {
         self.0
     }
 
-    /// True for cells of users, false for those of OAM and resource management.
+    /// True for user cells, false for cells of OAM and resource management.
     #[must_use]
     pub const fn is_user(self) -> bool {
         self.0 & 4 == 0
@@ -154,7 +154,7 @@ impl PayloadType {
         self.0 & 5 == 1
     }
 
-    /// True where a user's cell met congestion (EFCI).
+    /// True if a user cell met congestion (EFCI).
     #[must_use]
     pub const fn is_congested(self) -> bool {
         self.0 & 6 == 2
@@ -164,33 +164,33 @@ impl PayloadType {
 /// Why bytes are not a cell.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum CellError {
-    /// Other than 53 bytes.
+    /// A length other than 53 bytes.
     #[error("a cell has 53 bytes, not {0}")]
     Length(usize),
     /// The header error control does not match.
     #[error("the cell's header is damaged: its HEC is {found:#04x} and not {expected:#04x}")]
     HeaderErrorControl {
-        /// What the header needs.
+        /// The value for this header.
         expected: u8,
-        /// What it has.
+        /// The value in the header.
         found: u8,
     },
 }
 
-/// A cell's header between a user and the network (I.361 §2.2).
+/// The header of a cell between a user and the network (I.361 §2.2).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct CellHeader {
-    /// Generic flow control, 0 to 15; 0 where it is not used.
+    /// Generic flow control, 0 to 15; 0 if it is not used.
     gfc: u8,
     circuit: Circuit,
-    /// What the payload is.
+    /// The payload type.
     pub payload_type: PayloadType,
     /// Cell loss priority: true for cells that are dropped first.
     pub low_priority: bool,
 }
 
 impl CellHeader {
-    /// A header without flow control; `None` where the VPI is over 255.
+    /// A header without flow control; `None` if the VPI is over 255.
     #[must_use]
     pub const fn new(circuit: Circuit, payload_type: PayloadType) -> Option<Self> {
         if circuit.vpi > 0xff {
@@ -204,7 +204,7 @@ impl CellHeader {
         })
     }
 
-    /// Whose the cell is.
+    /// The circuit to which the cell belongs.
     #[must_use]
     pub const fn circuit(&self) -> Circuit {
         self.circuit
@@ -219,7 +219,7 @@ impl CellHeader {
     /// Reads a header.
     ///
     /// # Errors
-    /// [`CellError::HeaderErrorControl`]; nothing is corrected.
+    /// [`CellError::HeaderErrorControl`]; errors are never corrected.
     pub fn parse(bytes: [u8; CELL_HEADER_LEN]) -> Result<Self, CellError> {
         let [a, b, c, d, found] = bytes;
         let expected = header_error_control([a, b, c, d]);
@@ -277,15 +277,15 @@ impl<'a> Cell<'a> {
         self.header
     }
 
-    /// What it carries.
+    /// The payload.
     #[must_use]
     pub const fn payload(&self) -> &'a [u8; CELL_PAYLOAD_LEN] {
         self.payload
     }
 }
 
-/// The header error control of a cell's first four bytes: the remainder by
-/// x⁸ + x² + x + 1, and 0x55 added (I.432.1 §4.3.2).
+/// The header error control of a cell's first four bytes: the remainder by x⁸ + x² + x +
+/// 1, plus 0x55 (I.432.1 §4.3.2).
 #[must_use]
 #[expect(
     clippy::indexing_slicing,

@@ -1,4 +1,4 @@
-//! Loopback cells of OAM (ITU-T I.610 §10.2.3), which a circuit's other end sends back.
+//! Loopback cells of OAM (ITU-T I.610 §10.2.3), which the other end of a circuit returns.
 //!
 //! ```text
 //! | 1 | 8 | indication | correlation tag (4) | location (16) | source (16) | 0x6a × 8 | CRC-10 |
@@ -9,18 +9,18 @@ use super::CELL_PAYLOAD_LEN;
 /// Type and function: fault management, loopback.
 const LOOPBACK: u8 = 0x18;
 
-/// Bytes that are not used (I.610 §10.1).
+/// Value of unused bytes (I.610 §10.1).
 const UNUSED: u8 = 0x6a;
 
-/// Why a payload is not a loopback cell's.
+/// Why a payload is not that of a loopback cell.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum Error {
     /// The CRC-10 does not match.
     #[error("the OAM cell is damaged: its CRC-10 is {found:#05x} and not {expected:#05x}")]
     Crc {
-        /// What the payload needs.
+        /// The CRC-10 of the payload.
         expected: u16,
-        /// What it has.
+        /// The CRC-10 in the payload.
         found: u16,
     },
     /// Another type or function.
@@ -28,21 +28,21 @@ pub enum Error {
     Function(u8),
 }
 
-/// What a loopback cell says.
+/// The fields of a loopback cell.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Loopback {
-    /// True on the way out: who gets it returns it with false.
+    /// True in a request; the point that returns the cell sets it to false.
     pub to_be_returned: bool,
-    /// Names the cell to its sender.
+    /// Identifies the cell to its sender.
     pub tag: u32,
-    /// Who returns it: ones for the end of the circuit, zeros for every point.
+    /// The point that returns it: ones for the end of the circuit, zeros for every point.
     pub location: [u8; 16],
-    /// Who sent it, ones where it says nothing.
+    /// The point that sent it; ones if unspecified.
     pub source: [u8; 16],
 }
 
 impl Loopback {
-    /// A cell that the circuit's other end returns.
+    /// A cell that the other end of the circuit returns.
     #[must_use]
     pub const fn request(tag: u32) -> Self {
         Self {
@@ -53,7 +53,7 @@ impl Loopback {
         }
     }
 
-    /// What an end answers; `None` for an answer and for a cell of another point.
+    /// An end's answer; `None` for an answer and for a cell addressed to another point.
     #[must_use]
     pub fn reply(&self) -> Option<Self> {
         let ours = self.location == [0xff; 16] || self.location == [0; 16];
@@ -103,7 +103,8 @@ impl Loopback {
     }
 }
 
-/// The remainder by x¹⁰ + x⁹ + x⁵ + x⁴ + x + 1 of bytes and six bits (I.610 §10.1).
+/// The remainder by x¹⁰ + x⁹ + x⁵ + x⁴ + x + 1 of bytes followed by six bits (I.610
+/// §10.1).
 fn crc10(bytes: &[u8], six: u8) -> u16 {
     let whole = bytes.iter().fold(0, |crc, byte| shifted(crc, *byte, 8));
     shifted(whole, six, 6)
@@ -121,7 +122,7 @@ fn shifted(mut crc: u16, value: u8, bits: u32) -> u16 {
 mod tests {
     use super::*;
 
-    /// "123456789" is what catalogues of CRCs check by (CRC-10/ATM: 0x199).
+    /// Catalogues of CRCs use "123456789" as the check value (CRC-10/ATM: 0x199).
     #[test]
     fn the_published_value() {
         let crc = b"123456789"

@@ -1,6 +1,6 @@
-//! ATM over MPLS (RFC 4717) in two of its modes, behind a label stack entry (RFC 3032):
-//! whole AAL5 PDUs, a label for each circuit (the *AAL5 PDU frame mode*), and cells of any
-//! circuits of a link (the *N-to-one cell mode*), both with a control word.
+//! ATM over MPLS (RFC 4717) in two of its modes, after a label stack entry (RFC 3032),
+//! both with a control word. The *AAL5 PDU frame mode* carries whole AAL5 PDUs, with a
+//! label per circuit. The *N-to-one cell mode* carries cells of any circuits of a link.
 //!
 //! ```text
 //! +-------+----+-+-----+--------------+
@@ -23,22 +23,22 @@ pub const HEADER_LEN: usize = LABEL_LEN + CONTROL_WORD_LEN;
 /// Bytes of a cell in the N-to-one mode: it has no header error control.
 pub const CELL_LEN: usize = 4 + CELL_PAYLOAD_LEN;
 
-/// Why bytes are not what a pseudowire carries.
+/// Why bytes are not a pseudowire packet.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum Error {
     /// Fewer bytes than label and control word.
     #[error("the frame ends before its control word does")]
     Truncated,
-    /// More labels follow.
+    /// More labels follow this one.
     #[error("the label is not the last of its stack")]
     NotBottom,
     /// The control word does not begin with four zero bits (RFC 4385 §3).
     #[error("the control word is {0:#010x}: not that of data")]
     ControlWord(u32),
-    /// A cell where a PDU was expected.
+    /// A cell instead of a PDU.
     #[error("a cell on a circuit that carries AAL5 PDUs")]
     NotFrame,
-    /// A PDU, or a cell with a VCI of its own, where a cell of the circuit was expected.
+    /// A PDU, or a cell with its own VCI, instead of a cell of the circuit.
     #[error("not a cell of the circuit")]
     NotCell,
     /// Not a number of whole cells, or none.
@@ -51,7 +51,7 @@ pub enum Error {
 pub struct Label(u32);
 
 impl Label {
-    /// The first that is not reserved (RFC 7274 §2).
+    /// The first label that is not reserved (RFC 7274 §2).
     pub const FIRST: u32 = 16;
 
     /// `None` for more than 20 bits.
@@ -63,9 +63,9 @@ impl Label {
         Some(Self(value))
     }
 
-    /// The label that a circuit has in the frame mode where nobody has agreed on another:
-    /// 1 + VPI in the upper 4 bits and the VCI in the lower 16, so that no label is reserved.
-    /// `None` for a VPI over [`Label::VPI_MAX`].
+    /// The label of a circuit in the frame mode, unless both ends agree on another. It
+    /// has 1 + VPI in the upper 4 bits and the VCI in the lower 16, so that no label is
+    /// reserved. `None` for a VPI over [`Label::VPI_MAX`].
     #[must_use]
     pub const fn of_circuit(circuit: Circuit) -> Option<Self> {
         if circuit.vpi > Self::VPI_MAX {
@@ -74,7 +74,8 @@ impl Label {
         Some(Self((circuit.vpi as u32 + 1) << 16 | circuit.vci as u32))
     }
 
-    /// The circuit whose label it is by [`Label::of_circuit`]; `None` for labels under 65,536.
+    /// The circuit to which [`Label::of_circuit`] gives this label; `None` for labels
+    /// under 65,536.
     #[must_use]
     pub const fn circuit(self) -> Option<Circuit> {
         let path = self.0 >> 16;
@@ -87,7 +88,7 @@ impl Label {
         })
     }
 
-    /// The highest VPI that [`Label::of_circuit`] has a label for.
+    /// The highest VPI for which [`Label::of_circuit`] has a label.
     pub const VPI_MAX: u16 = 14;
 
     /// The number.
@@ -96,15 +97,16 @@ impl Label {
         self.0
     }
 
-    /// The stack entry, the last of its stack.
+    /// The stack entry, as the last of its stack.
     #[must_use]
     pub const fn entry(self) -> [u8; LABEL_LEN] {
-        // A pseudowire is one hop here, and 2 is the least that RFC 4717 recommends.
+        // A pseudowire is one hop here, and 2 is the lowest value that RFC 4717
+        // recommends.
         (self.0 << 12 | 1 << 8 | 2).to_be_bytes()
     }
 }
 
-/// A checked view of what is behind the Ethernet header.
+/// A checked view of the bytes after the Ethernet header.
 #[derive(Clone, Copy, Debug)]
 pub struct Packet<'a> {
     label: Label,
@@ -113,7 +115,7 @@ pub struct Packet<'a> {
 }
 
 impl<'a> Packet<'a> {
-    /// Checks that one label and a control word of data are there.
+    /// Checks for one label and a control word of data.
     ///
     /// # Errors
     /// [`Error::Truncated`], [`Error::NotBottom`], [`Error::ControlWord`].
@@ -135,13 +137,13 @@ impl<'a> Packet<'a> {
         })
     }
 
-    /// Whose it is.
+    /// The label.
     #[must_use]
     pub const fn label(&self) -> Label {
         self.label
     }
 
-    /// In the frame mode: the PDU, or the part of it that is here.
+    /// In the frame mode: the PDU, or the part of it in this packet.
     ///
     /// # Errors
     /// [`Error::NotFrame`] and [`Error::Cells`].
@@ -152,8 +154,8 @@ impl<'a> Packet<'a> {
         })
     }
 
-    /// In the frame mode: the header, where so many bytes follow it, of which only the first may
-    /// be here.
+    /// In the frame mode: the header of a packet with `length` bytes after it, of which
+    /// only the first may be present.
     ///
     /// # Errors
     /// As [`Packet::frame`].
@@ -174,8 +176,8 @@ impl<'a> Packet<'a> {
         })
     }
 
-    /// In the frame mode: a cell of the circuit, in the form of the one-to-one mode (RFC 4717
-    /// §10 and §11), as cells of OAM go beside PDUs.
+    /// In the frame mode: a cell of the circuit, in the form of the one-to-one mode (RFC
+    /// 4717 §10 and §11). OAM cells are sent in this form beside PDUs.
     ///
     /// # Errors
     /// [`Error::NotCell`] and [`Error::Cells`].
@@ -214,23 +216,23 @@ const LAST: u8 = 0x04;
 const CONGESTED: u8 = 0x02;
 const LOW_PRIORITY: u8 = 0x01;
 
-/// What stands before a PDU in the frame mode.
+/// The header before a PDU in the frame mode.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct FrameHeader {
-    /// Whose it is.
+    /// The circuit's label.
     pub label: Label,
-    /// Number of the packet; 0 where they are not counted (RFC 4385 §3).
+    /// Sequence number of the packet; 0 if packets are not numbered (RFC 4385 §3).
     pub sequence: u16,
-    /// The last cell of the PDU is here (U); without it, more of the PDU follows.
+    /// The last cell of the PDU is present (U); without it, more of the PDU follows.
     pub last: bool,
-    /// Some cell met congestion (E).
+    /// A cell met congestion (E).
     pub congested: bool,
-    /// All of it is dropped first (C).
+    /// All cells are dropped first (C).
     pub low_priority: bool,
 }
 
 impl FrameHeader {
-    /// Of a whole PDU.
+    /// The header of a whole PDU.
     #[must_use]
     pub const fn whole(label: Label) -> Self {
         Self {
@@ -264,30 +266,30 @@ impl FrameHeader {
     }
 }
 
-/// A PDU, or a part of one, in the frame mode.
+/// A PDU, or part of one, in the frame mode.
 #[derive(Clone, Copy, Debug)]
 pub struct Frame<'a> {
-    /// What stands before it.
+    /// The header before it.
     pub header: FrameHeader,
-    /// Whole cells' payloads, 48 bytes each.
+    /// Payloads of whole cells, 48 bytes each.
     pub bytes: &'a [u8],
 }
 
 /// A cell of a circuit in the frame mode.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct CircuitCell<'a> {
-    /// Whose it is.
+    /// The circuit's label.
     pub label: Label,
-    /// What it carries.
+    /// The payload type.
     pub payload_type: PayloadType,
-    /// Dropped first.
+    /// The cell is dropped first.
     pub low_priority: bool,
     /// The payload.
     pub payload: &'a [u8; CELL_PAYLOAD_LEN],
 }
 
 impl CircuitCell<'_> {
-    /// Bytes of what [`CircuitCell::emit`] writes.
+    /// Bytes that [`CircuitCell::emit`] writes.
     pub const LEN: usize = HEADER_LEN + CELL_PAYLOAD_LEN;
 
     /// Writes label, control word and payload at the start of `buffer`.
@@ -311,11 +313,11 @@ impl CircuitCell<'_> {
 /// A cell in the N-to-one mode.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Cell<'a> {
-    /// Whose it is; the VPI has 12 bits here (RFC 4717).
+    /// The cell's circuit; the VPI has 12 bits here (RFC 4717).
     pub circuit: Circuit,
-    /// What it carries.
+    /// The payload type.
     pub payload_type: PayloadType,
-    /// Dropped first.
+    /// The cell is dropped first.
     pub low_priority: bool,
     /// The payload.
     pub payload: &'a [u8; CELL_PAYLOAD_LEN],
@@ -337,7 +339,7 @@ impl<'a> Cell<'a> {
     }
 }
 
-/// The cells of a packet in their order.
+/// The cells of a packet in order.
 #[derive(Clone, Debug)]
 pub struct Cells<'a>(core::slice::Iter<'a, [u8; CELL_LEN]>);
 
@@ -350,8 +352,7 @@ impl<'a> Iterator for Cells<'a> {
     }
 }
 
-/// Puts cells one behind the other into a buffer, which is what follows the Ethernet
-/// header.
+/// Appends cells to a buffer that holds the bytes after the Ethernet header.
 #[derive(Debug)]
 pub struct CellBuilder<'a> {
     buffer: &'a mut [u8],
@@ -379,10 +380,10 @@ impl<'a> CellBuilder<'a> {
         })
     }
 
-    /// Appends a cell. Of the VPI 12 bits go.
+    /// Appends a cell. The lower 12 bits of the VPI are sent.
     ///
     /// # Errors
-    /// [`EmitError::BufferTooSmall`]; the buffer holds what it held.
+    /// [`EmitError::BufferTooSmall`]; the buffer's content is unchanged.
     #[expect(
         clippy::indexing_slicing,
         reason = "`split` returned exactly the bytes that are written"
@@ -402,7 +403,7 @@ impl<'a> CellBuilder<'a> {
         Ok(())
     }
 
-    /// Bytes that are in the buffer, label and control word included.
+    /// Bytes in the buffer, label and control word included.
     #[must_use]
     pub const fn len(&self) -> usize {
         self.used

@@ -1,5 +1,6 @@
-//! SSCOP's PDUs (ITU-T Q.2110 §7.2). What other protocols have in front stands behind
-//! here: fields are counted from a PDU's end, and a PDU is a number of four bytes.
+//! SSCOP's PDUs (ITU-T Q.2110 §7.2). Header fields of other protocols are trailer fields
+//! here: they are counted from a PDU's end. The length of a PDU is a multiple of four
+//! bytes.
 //!
 //! ```text
 //! +------ - - ------+---------+----------+------+--------+---------------+
@@ -12,21 +13,21 @@ use core::fmt;
 use super::split;
 use crate::EmitError;
 
-/// The most data of one PDU: what UNI 3.1 and Q.2130 set k to.
+/// The largest data of one PDU: the value of k in UNI 3.1 and Q.2130.
 pub const DATA_MAX: usize = 4096;
 
-/// The most elements in a list of missing PDUs (Q.2110 §7.7).
+/// The largest number of elements in a list of missing PDUs (Q.2110 §7.7).
 pub const LIST_MAX: usize = 67;
 
 /// Bytes of the longest PDU.
 pub const PDU_MAX: usize = DATA_MAX + 8;
 
-/// A sequence number: 24 bits, after the highest comes 0 (Q.2110 §7.3).
+/// A sequence number of 24 bits; 0 follows the highest (Q.2110 §7.3).
 #[derive(Clone, Copy, Default, PartialEq, Eq, Hash)]
 pub struct Sequence(u32);
 
 impl Sequence {
-    /// Of the lowest 24 bits.
+    /// Uses the lowest 24 bits.
     #[must_use]
     pub const fn new(value: u32) -> Self {
         Self(value & 0xff_ffff)
@@ -38,13 +39,13 @@ impl Sequence {
         self.0
     }
 
-    /// The number `count` further on.
+    /// The sequence number `count` later.
     #[must_use]
     pub const fn plus(self, count: u32) -> Self {
         Self::new(self.0.wrapping_add(count))
     }
 
-    /// How far this is behind `base`, 0 to 16,777,215: numbers are compared by that.
+    /// How far this is ahead of `base`, 0 to 16,777,215; comparisons use this distance.
     #[must_use]
     pub const fn since(self, base: Self) -> u32 {
         self.0.wrapping_sub(base.0) & 0xff_ffff
@@ -64,10 +65,10 @@ impl fmt::Debug for Sequence {
 /// Why bytes are not a PDU (Q.2110 calls each "invalid", and its error is U).
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum Error {
-    /// Not a number of four bytes, none, or not the number that the type has.
+    /// Not a multiple of four bytes, none, or not the length of the type.
     #[error("{0} bytes are not an SSCOP PDU of its type")]
     Length(usize),
-    /// A type without a meaning.
+    /// An undefined type.
     #[error("unknown type {0}")]
     Type(u8),
     /// More data than [`DATA_MAX`], or more elements than [`LIST_MAX`].
@@ -75,7 +76,7 @@ pub enum Error {
     TooLong(usize),
 }
 
-/// Missing PDUs in a STAT: the first missing, the first present behind it, and so on.
+/// Missing PDUs in a STAT: the first missing, then the first present after it, and so on.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub struct List<'a>(&'a [[u8; 4]]);
 
@@ -85,7 +86,7 @@ impl<'a> List<'a> {
         self.0.iter().map(|element| Sequence::parse(*element))
     }
 
-    /// The list of elements that lie as in a PDU.
+    /// A list of elements encoded as in a PDU.
     #[must_use]
     pub const fn new(elements: &'a [[u8; 4]]) -> Self {
         Self(elements)
@@ -98,8 +99,8 @@ impl fmt::Debug for List<'_> {
     }
 }
 
-/// What a PDU says. `sequence` is N(SQ), which tells a repeated request from a new one;
-/// `credit` is N(MR), the first number that its sender would not take.
+/// The content of a PDU. `sequence` is N(SQ), which distinguishes a repeated request from
+/// a new one. `credit` is N(MR), the first number that its sender would not accept.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[allow(missing_docs, reason = "the fields are named as in Q.2110 §7.3")]
 pub enum Pdu<'a> {
@@ -109,47 +110,48 @@ pub enum Pdu<'a> {
         credit: Sequence,
         data: &'a [u8],
     },
-    /// BGAK: begun.
+    /// BGAK: the connection has begun.
     BeginAcknowledge { credit: Sequence, data: &'a [u8] },
-    /// BGREJ: not begun.
+    /// BGREJ: the connection was rejected.
     BeginReject { data: &'a [u8] },
-    /// END: the connection is over. `by_protocol`: an error, and not the user, ends it.
+    /// END: the connection is over. `by_protocol` is set if an error ends it, not the
+    /// user.
     End { by_protocol: bool, data: &'a [u8] },
-    /// ENDAK: over.
+    /// ENDAK: acknowledges END.
     EndAcknowledge,
-    /// RS: begin again, with nothing under way.
+    /// RS: restart, with nothing in transit.
     Resynchronize {
         sequence: u8,
         credit: Sequence,
         data: &'a [u8],
     },
-    /// RSAK: begun again.
+    /// RSAK: acknowledges RS.
     ResynchronizeAcknowledge { credit: Sequence },
-    /// ER: begin again after an error.
+    /// ER: restart after an error.
     Recover { sequence: u8, credit: Sequence },
-    /// ERAK: begun again.
+    /// ERAK: acknowledges ER.
     RecoverAcknowledge { credit: Sequence },
-    /// SD: data, by number.
+    /// SD: numbered data.
     Data { number: Sequence, data: &'a [u8] },
-    /// POLL: which numbers below `next` have come?
+    /// POLL: asks which numbers below `next` have arrived.
     Poll { poll: Sequence, next: Sequence },
-    /// STAT: an answer to a poll. `expected` is N(R): all below have come.
+    /// STAT: an answer to a poll. `expected` is N(R): all numbers below it have arrived.
     Status {
         missing: List<'a>,
         poll: Sequence,
         credit: Sequence,
         expected: Sequence,
     },
-    /// USTAT: numbers from `first` to before `end` have just been found missing.
+    /// USTAT: numbers from `first` up to `end`, exclusive, have just been found missing.
     UnsolicitedStatus {
         first: Sequence,
         end: Sequence,
         credit: Sequence,
         expected: Sequence,
     },
-    /// UD: data without a number.
+    /// UD: unnumbered data.
     UnnumberedData { data: &'a [u8] },
-    /// MD: data of the management.
+    /// MD: management data.
     ManagementData { data: &'a [u8] },
 }
 
@@ -169,11 +171,11 @@ const UD: u8 = 13;
 const MD: u8 = 14;
 const ERAK: u8 = 15;
 
-/// The bit of END that says who ends it.
+/// The bit of END that reports what ends it.
 const BY_PROTOCOL: u8 = 0x10;
 
 impl<'a> Pdu<'a> {
-    /// Reads a PDU, which all of `bytes` is.
+    /// Reads a PDU, which must fill `bytes`.
     ///
     /// # Errors
     /// [`Error`].
@@ -194,7 +196,7 @@ impl<'a> Pdu<'a> {
             }
             bytes.get(..length).ok_or(wrong)
         };
-        // The four bytes before the last, where that is all there may be.
+        // The four bytes before the last, if there are no others.
         let only = || match *before {
             [word] => Ok(word),
             _ => Err(wrong),
@@ -276,8 +278,8 @@ impl<'a> Pdu<'a> {
         })
     }
 
-    /// Data, and what the last eight bytes are: type, the number beside it, and the four
-    /// bytes before, where there are any.
+    /// The data, and the contents of the last eight bytes: type, the number beside it,
+    /// and the four bytes before, if present.
     fn parts(&self) -> (&'a [u8], u8, Sequence, Option<u32>) {
         let none = Sequence::default();
         match *self {
@@ -325,7 +327,7 @@ impl<'a> Pdu<'a> {
     /// Writes the PDU at the start of `buffer`, and returns its length.
     ///
     /// # Errors
-    /// [`EmitError`]; [`EmitError::PayloadTooLong`] for a list over [`LIST_MAX`], too.
+    /// [`EmitError`]; [`EmitError::PayloadTooLong`] also for a list over [`LIST_MAX`].
     #[expect(
         clippy::indexing_slicing,
         reason = "four fields at most are added, and `split` returned `length` bytes"

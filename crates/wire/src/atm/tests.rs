@@ -3,7 +3,7 @@ use proptest::prelude::*;
 use super::*;
 use crate::ethernet::EtherType;
 
-/// I.432.1's own: the header of an idle cell, and of an unassigned one.
+/// The examples of I.432.1: the header of an idle cell, and of an unassigned one.
 #[test]
 fn published_headers() {
     assert_eq!(header_error_control([0, 0, 0, 1]), 0x52);
@@ -98,7 +98,7 @@ fn llc_headers_of_rfc_2684() {
 }
 
 proptest! {
-    /// The code finds every damage of up to eight bits in a row (its degree is 8).
+    /// The code detects every error burst of up to eight bits (its degree is 8).
     #[test]
     fn a_burst_in_a_header_is_found(header: [u8; 4], at in 0_u32..32, burst in 1_u64..256) {
         let mut bytes = [0; 8];

@@ -41,7 +41,7 @@ fn the_pseudo_headers_are_the_sum_of_their_bytes() {
     assert_eq!(v6.folded(), Sum::ZERO.bytes(&bytes).folded());
 }
 
-/// Whether four words at once are added as they are one by one.
+/// Whether adding four words at once gives the sum of adding them one by one.
 fn adds_as_words_do(first: u64, second: u64) -> bool {
     let apart = |words: u64| Sum::ZERO.bytes(&words.to_ne_bytes());
     Sum(first).add(second).folded() == apart(first).sum(apart(second)).folded()

@@ -1,6 +1,6 @@
-//! ICMP for IPv4 (RFC 792) and IPv6 (RFC 4443): the errors that quote a
-//! datagram, and echo. Both have one form; types and codes differ, and what the
-//! checksum covers.
+//! ICMP for IPv4 (RFC 792) and IPv6 (RFC 4443): the errors that quote a datagram, and
+//! echo. Both have the same form. They differ in types, codes and the coverage of the
+//! checksum.
 
 pub mod v4;
 pub mod v6;
@@ -23,23 +23,22 @@ pub enum Error {
 /// An ICMP or ICMPv6 message.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Message<'a> {
-    /// The type, see [`v4::kind`] and [`v6::kind`].
+    /// The type; see [`v4::kind`] and [`v6::kind`].
     pub kind: u8,
     /// The code within the type.
     pub code: u8,
-    /// The second word of the header: of an echo its identifier and sequence
-    /// number, of a parameter problem where the bad byte is, else see
-    /// [`Message::mtu_v4`] and [`Message::mtu_v6`].
+    /// The second word of the header. In an echo it is identifier and sequence number; in
+    /// a parameter problem it locates the bad byte. Otherwise see [`Message::mtu_v4`] and
+    /// [`Message::mtu_v6`].
     pub rest: [u8; 4],
-    /// An echo's data, or the start of the datagram that an error is about, from
-    /// its IP header on; RFC 4884 extensions may follow it.
+    /// An echo's data, or the start of the datagram that an error concerns, from its IP
+    /// header on; RFC 4884 extensions may follow it.
     pub body: &'a [u8],
 }
 
 impl<'a> Message<'a> {
-    /// Takes the whole payload of an IPv4 datagram, or what follows an IPv6
-    /// datagram's extension headers. The checksum is not checked: ask
-    /// [`has_valid_checksum`].
+    /// Takes the whole payload of an IPv4 datagram, or the bytes after an IPv6 datagram's
+    /// extension headers. The checksum is not checked; use [`has_valid_checksum`].
     pub fn parse(bytes: &'a [u8]) -> Result<Self, Error> {
         let (header, body) = bytes
             .split_first_chunk::<HEADER_LEN>()
@@ -53,26 +52,25 @@ impl<'a> Message<'a> {
         })
     }
 
-    /// The next hop's MTU in bytes, of [`v4::unreachable::FRAGMENTATION_NEEDED`]:
-    /// the low half of what RFC 792 left unused (RFC 1191 §4). Zero from routers
-    /// that are older.
+    /// The next hop's MTU in bytes, in [`v4::unreachable::FRAGMENTATION_NEEDED`]: the low
+    /// half of the word that RFC 792 left unused (RFC 1191 §4). Zero from older routers.
     pub fn mtu_v4(&self) -> u16 {
         self.sequence()
     }
 
-    /// The next hop's MTU in bytes, of [`v6::kind::PACKET_TOO_BIG`].
+    /// The next hop's MTU in bytes, in [`v6::kind::PACKET_TOO_BIG`].
     pub fn mtu_v6(&self) -> u32 {
         u32::from_be_bytes(self.rest)
     }
 
-    /// The number of an echo.
+    /// The sequence number of an echo.
     pub fn sequence(&self) -> u16 {
         let [_, _, high, low] = self.rest;
         u16::from_be_bytes([high, low])
     }
 
-    /// Writes the message, checksum included, at the start of `buffer` and
-    /// returns how many bytes that were. The addresses' family is the message's.
+    /// Writes the message, checksum included, at the start of `buffer`. Returns the
+    /// number of bytes written. The addresses' family is the message's.
     pub fn emit(&self, addresses: Addresses, buffer: &mut [u8]) -> Result<usize, EmitError> {
         let needed = HEADER_LEN + self.body.len();
         let available = buffer.len();
@@ -92,14 +90,14 @@ impl<'a> Message<'a> {
     }
 }
 
-/// True when a message's checksum is correct for these addresses, which only
-/// IPv6's covers.
+/// True when a message's checksum is correct for these addresses; only IPv6's checksum
+/// covers them.
 #[must_use]
 pub fn has_valid_checksum(addresses: Addresses, message: &[u8]) -> bool {
     covered(addresses, message).bytes(message).is_valid()
 }
 
-/// What the checksum covers beside the message.
+/// The sum of the bytes that the checksum covers beside the message.
 fn covered(addresses: Addresses, message: &[u8]) -> Sum {
     match addresses {
         Addresses::V4(..) => Sum::ZERO,

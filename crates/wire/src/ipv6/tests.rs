@@ -92,7 +92,7 @@ fn eight_extensions_are_walked_and_nine_refused() {
     };
     assert_eq!(options(8).unwrap().transport, 40 + 64);
     assert_eq!(options(9), Err(ExtensionError::TooMany));
-    // Not even a fragment, which ends the walk, may be the ninth.
+    // Even a fragment header, which ends the walk, must not be the ninth.
     let mut chain = vec![extension(Protocol::DESTINATION_OPTIONS, 0); 7].concat();
     chain.extend(extension(Protocol::FRAGMENT, 0));
     chain.extend(fragment(Protocol::UDP, 1440, false));

@@ -1,4 +1,4 @@
-//! TCP options, read as Linux reads them and written as Linux lays them out.
+//! TCP options, parsed and laid out as by Linux.
 
 use core::fmt;
 
@@ -11,31 +11,31 @@ use crate::fast_open::{FastOpen, KIND as KIND_FAST_OPEN, KIND_EXPERIMENTAL};
 pub struct Timestamps {
     /// The sender's clock (TSval).
     pub value: u32,
-    /// The peer's clock as last seen (TSecr); meaningful with ACK.
+    /// The peer's last clock value (TSecr); meaningful with ACK.
     pub echo: u32,
 }
 
-/// Blocks of a SACK option (RFC 2018 §3), first and one past the last sequence
-/// number each, in the order of the option.
+/// Blocks of a SACK option (RFC 2018 §3) in the order of the option. Each has the first
+/// sequence number and the one after the last.
 ///
-/// A SYN has none: there the room is lent to a Fast Open or ACP option, so that every
-/// other segment goes without ([`Options::fast_open`], [`Options::acp`]).
+/// A SYN has none: there a Fast Open or ACP option uses the space. So all other segments
+/// need no space for it ([`Options::fast_open`], [`Options::acp`]).
 #[derive(Clone, Copy, Default, PartialEq, Eq)]
 pub struct SackBlocks {
     blocks: [(u32, u32); Self::MAX],
-    /// How many; with [`Self::LENT`], the length of a cookie; with [`Self::ACP`],
-    /// no matter which.
+    /// Number of blocks. With [`Self::LENT`] it is the length of a cookie; with
+    /// [`Self::ACP`] its value does not matter.
     count: u8,
 }
 
 impl SackBlocks {
     /// The most blocks that fit.
     pub const MAX: usize = 4;
-    /// The room has a Fast Open or ACP option.
+    /// The space holds a Fast Open or ACP option.
     const LENT: u8 = 0x80;
-    /// The Fast Open option is of the experimental form.
+    /// The Fast Open option has the experimental form.
     const EXPERIMENTAL: u8 = 0x40;
-    /// It is an ACP option; the first block is its version.
+    /// It is an ACP option; the first block holds its version.
     const ACP: u8 = Self::LENT | 0x20;
 
     /// Adds a block; false when there is no room.
@@ -57,7 +57,7 @@ impl SackBlocks {
             .unwrap_or_default()
     }
 
-    /// True when there are none: the option is then left out.
+    /// True if there are none: the option is then left out.
     #[inline]
     pub fn is_empty(&self) -> bool {
         self.count == 0 || self.count >= Self::LENT
@@ -128,14 +128,14 @@ impl fmt::Debug for SackBlocks {
 pub struct Options {
     /// Maximum segment size, in bytes of payload; on SYN segments.
     pub maximum_segment_size: Option<u16>,
-    /// Window scale, a shift count as sent (more than 14 is to be taken for 14,
-    /// RFC 7323 §2.3); on SYN segments.
+    /// Window scale, a shift count as sent (more than 14 counts as 14, RFC 7323 §2.3); on
+    /// SYN segments.
     pub window_scale: Option<u8>,
-    /// The sender takes SACK options; on SYN segments.
+    /// The sender accepts SACK options; on SYN segments.
     pub sack_permitted: bool,
     /// Timestamps.
     pub timestamps: Option<Timestamps>,
-    /// What the sender holds beyond a hole.
+    /// The data that the sender holds beyond a hole.
     pub sack: SackBlocks,
 }
 
@@ -151,13 +151,13 @@ mod kind {
 }
 
 impl Options {
-    /// Reads options as Linux does: unknown ones and ones of a wrong length are
-    /// skipped, a length that leads beyond the header ends the reading. The last
-    /// of several of a kind counts.
+    /// Parses options as Linux does. Unknown options and those of a wrong length are
+    /// skipped; a length that extends beyond the header ends the parsing. The last of
+    /// several options of one kind counts.
     #[must_use]
     #[inline]
     pub fn parse(bytes: &[u8]) -> Self {
-        // What nearly every segment has, as RFC 7323 appendix A lays it out.
+        // The options of nearly every segment, laid out as in RFC 7323 appendix A.
         if let &[
             kind::NO_OPERATION,
             kind::NO_OPERATION,
@@ -249,8 +249,8 @@ impl Options {
         self.sack.fast_open()
     }
 
-    /// With a Fast Open option, which takes the place of SACK blocks; `None` leaves
-    /// everything as it is.
+    /// Sets a Fast Open option, which takes the place of SACK blocks; `None` changes
+    /// nothing.
     #[must_use]
     pub fn with_fast_open(mut self, option: Option<FastOpen>) -> Self {
         if let Some(option) = &option {
@@ -259,16 +259,16 @@ impl Options {
         self
     }
 
-    /// The version of ACP that the sender asks for or agrees to
-    /// ([`acp::VERSION`]); on SYN segments. Where a SYN has a Fast Open option
-    /// besides, that is not seen: connections of frames are not opened so.
+    /// The version of ACP that the sender requests or agrees to ([`acp::VERSION`]); on
+    /// SYN segments. If a SYN also has a Fast Open option, that is ignored: connections
+    /// of frames are not opened by Fast Open.
     #[inline]
     pub fn acp(&self) -> Option<u8> {
         self.sack.acp()
     }
 
-    /// With an ACP option, which takes the place of SACK blocks and of a Fast Open
-    /// option; `None` leaves everything as it is.
+    /// Sets an ACP option, which takes the place of SACK blocks and of a Fast Open
+    /// option; `None` changes nothing.
     #[must_use]
     pub fn with_acp(mut self, version: Option<u8>) -> Self {
         if let Some(version) = version {
@@ -277,8 +277,8 @@ impl Options {
         self
     }
 
-    /// Bytes that the options take in a header, a multiple of four. SACK blocks
-    /// that do not fit into 40 bytes beside the rest are left out.
+    /// Bytes that the options take in a header, a multiple of four. SACK blocks that do
+    /// not fit into 40 bytes beside the others are left out.
     #[inline]
     pub fn len(&self) -> usize {
         if self.only_timestamps().is_some() {
@@ -295,7 +295,7 @@ impl Options {
             }
     }
 
-    /// The timestamps, if there is nothing else, as in nearly every segment.
+    /// The timestamps, if there is no other option, as in nearly every segment.
     #[inline]
     pub(super) fn only_timestamps(&self) -> Option<Timestamps> {
         let more = self.maximum_segment_size.is_some()
@@ -338,9 +338,9 @@ impl Options {
         self.sack.as_slice().len().min(room)
     }
 
-    /// The options as Linux lays them out, so that a fast path for that layout
-    /// (and a middlebox that knows no other) recognises them. Returns how many
-    /// bytes of the array they are.
+    /// The options as Linux lays them out, so that a fast path for that layout (and a
+    /// middlebox that knows no other) recognises them. Also returns the number of bytes
+    /// used.
     #[inline]
     pub(super) fn bytes(&self) -> ([u8; HEADER_MAX - HEADER_LEN], usize) {
         let mut bytes = [kind::NO_OPERATION; HEADER_MAX - HEADER_LEN];

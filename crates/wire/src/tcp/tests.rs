@@ -31,7 +31,7 @@ fn options() -> impl Strategy<Value = Options> {
                     timestamps: timestamps.map(|(value, echo)| Timestamps { value, echo }),
                     sack: SackBlocks::default(),
                 };
-                // As many as fit: SYN segments carry none in practice.
+                // As many as fit: in practice, SYN segments carry none.
                 for (first, end) in blocks {
                     let before = options;
                     options.sack.push(first, end);
@@ -44,8 +44,8 @@ fn options() -> impl Strategy<Value = Options> {
         )
 }
 
-/// The short way for timestamps alone reads and writes what the long one
-/// does.
+/// The fast path for timestamps alone parses and writes the same bytes as the general
+/// one.
 #[test]
 fn timestamps_alone_are_no_exception() {
     let options = Options {
@@ -149,7 +149,7 @@ fn fast_open_is_laid_out_as_linux_does() {
         written(cookie.with_experimental(true)),
         [254, 10, 0xf9, 0x89, 1, 2, 3, 4, 5, 6, 1, 1]
     );
-    // With all that a SYN has, the longest cookie just fits.
+    // With all options of a SYN, the longest cookie just fits.
     let options = Options {
         maximum_segment_size: Some(1460),
         window_scale: Some(7),
@@ -182,7 +182,7 @@ fn acp_is_an_experiment_by_its_number() {
     // Another experiment, and another length.
     assert_eq!(Options::parse(&[253, 5, 0xac, 0x91, 1]).acp(), None);
     assert_eq!(Options::parse(&[253, 4, 0xac, 0x90]).acp(), None);
-    // Beside Fast Open, on either side of it, it is what counts.
+    // Beside a Fast Open option, on either side of it, the ACP option counts.
     for both in [
         [34, 2, 253, 5, 0xac, 0x90, 7],
         [253, 5, 0xac, 0x90, 7, 34, 2],
@@ -203,14 +203,14 @@ fn cookies_of_a_wrong_length_are_no_option() {
     // Another experiment.
     assert_eq!(Options::parse(&[254, 4, 0xf9, 0x88]).fast_open(), None);
     assert_eq!(Options::parse(&[254, 2]).fast_open(), None);
-    // It does not undo what was said before.
+    // An invalid option does not undo an earlier one.
     let options = Options::parse(&[34, 2, 1, 1, 34, 3, 9]);
     assert_eq!(options.fast_open(), Some(FastOpen::REQUEST));
 }
 
 #[test]
 fn options_of_a_wrong_length_are_skipped() {
-    // A length of zero would be read forever; one beyond the end, elsewhere.
+    // A length of zero would loop forever; one beyond the end would read other bytes.
     for bad in [&[2, 0, 5, 180][..], &[2, 1], &[3, 9, 1], &[8]] {
         assert_eq!(Options::parse(bad), Options::default(), "{bad:?}");
     }
@@ -241,9 +241,9 @@ fn header() -> impl Strategy<Value = Header> {
 }
 
 proptest! {
-    /// A header written before a payload that stays where it is, of another length and
-    /// between other addresses even of the other family, is what a whole new segment
-    /// would have; and the sum is not that of a damaged payload.
+    /// A header is written before a payload that stays where it is, with another length
+    /// and other addresses, even of the other family. The result equals a whole new
+    /// segment. The sum is not that of a damaged payload.
     #[test]
     fn a_new_header_before_the_old_payload_is_that_of_a_new_segment(
         (old, old_addresses) in (header(), addresses()),
@@ -256,7 +256,7 @@ proptest! {
     ) {
         let mut received = vec![0; old.header_len() + payload.len()];
         old.emit(old_addresses, &payload, Checksum::Software, &mut received).unwrap();
-        // One checksum in 65,536 looks as if it were left to a device.
+        // One checksum in 65,536 looks as if it was left to a device.
         let sum = Packet::new(&received).unwrap().payload_sum(old_addresses);
         let sum = sum.unwrap_or(Sum::ZERO.bytes(&payload));
         let mut wanted = vec![0xaa; new.header_len() + payload.len()];
@@ -282,7 +282,7 @@ proptest! {
         let left = Packet::new(&offloaded).unwrap().payload_sum(new_addresses);
         prop_assert!(left.is_none());
 
-        // What was damaged on its way stays wrong.
+        // A payload that was damaged in transit stays wrong.
         let (place, by) = damage;
         if !payload.is_empty() && by != 0 {
             let start = new.header_len();

@@ -47,7 +47,7 @@ fn each_way_of_sending_a_checksum_is_distinguished() {
 
 #[test]
 fn a_computed_zero_is_sent_as_all_ones() {
-    // The payload that makes the rest sum to 0xffff.
+    // The payload with which the rest sums to 0xffff.
     let without = emitted(&[0, 0], Checksum::Software);
     let rest = Packet::new(&without).unwrap().checksum();
     let bytes = emitted(&rest.to_be_bytes(), Checksum::Software);

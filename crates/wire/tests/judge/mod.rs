@@ -1,8 +1,8 @@
-//! What tshark says of signalling (SUNATM captures on VPI 0, VCI 5).
+//! tshark's decoding of signalling (SUNATM captures on VPI 0, VCI 5).
 //!
-//! tshark 4.0 looks at one byte behind the AAL parameters and behind the traffic
-//! descriptor, and takes the next element's identifier for an unknown parameter: these two
-//! complaints, of the elements that stand there, are left out of the judgement.
+//! tshark 4.0 reads one byte beyond the AAL parameters and beyond the traffic descriptor.
+//! It then takes the next element's identifier for an unknown parameter. These two
+//! complaints, about the elements that follow, are ignored.
 
 use std::process::Command;
 
@@ -11,8 +11,8 @@ const FORGIVEN: [&str; 2] = [
     "Unknown ATM traffic descriptor element",
 ];
 
-/// tshark's words of each packet: the fields, then what it complains of; `None` where there
-/// is no tshark.
+/// tshark's output for each packet: the fields, then its complaints; `None` if tshark is
+/// not installed.
 pub fn judged(test: &str, pdus: &[Vec<u8>], fields: &[&str]) -> Option<Vec<String>> {
     if !tidewall_skip::has_programs(test, &["tshark"]) {
         return None;

@@ -1,9 +1,9 @@
-//! One host: a stack on virtual time with the sockets that ship, at one end of a
-//! link whose other end is the script.
+//! One host: a stack on virtual time with the production sockets, at one end of a link.
+//! The script is the other end.
 //!
-//! The host adds no rule: packets are the stack's, byte for byte; calls are those of
-//! `tidewall_posix`. What the driver passes to the kernel is answered as the kernel of
-//! such a host would: with a reset, where nothing listens.
+//! The host adds no rule: packets are the stack's, byte for byte, and calls are those of
+//! `tidewall_posix`. Packets that the driver passes to the kernel are answered as such a
+//! host's kernel would: with a reset, if nothing listens.
 
 mod segments;
 mod time;
@@ -24,27 +24,27 @@ use tidewall_wire::ethernet::{HEADER_LEN, MacAddress};
 
 pub(crate) use time::Time;
 
-/// The first descriptor, above what a process uses: a caller can tell them from its own.
+/// The first descriptor, above those that a process uses, so that a caller can
+/// distinguish the host's from its own.
 pub(crate) const FIRST_FD: i32 = 10_000;
 
 const OWN_MAC: MacAddress = MacAddress([2, 0, 0, 0, 0, 1]);
 const PEER_MAC: MacAddress = MacAddress([2, 0, 0, 0, 0, 2]);
 
-/// Times that everybody is asked whether there is anything to do at one time of the
-/// clock: a host that always has is broken.
+/// Limit of rounds at one time of the clock in which all parts are asked for work: a host
+/// that always has work is broken.
 const ROUNDS: u32 = 10_000;
 
-/// What a host begins with.
+/// The initial configuration of a host.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub(crate) struct HostConfig {
-    /// Its addresses: the first of a family is the source of a connection whose
-    /// socket is not bound.
+    /// Its addresses: a connection whose socket is not bound uses the first of a family.
     pub(crate) addresses: Vec<IpAddr>,
-    /// Bytes of an IP datagram on its link.
+    /// MTU of its link: bytes of an IP datagram.
     pub(crate) mtu: u16,
     /// Kernel parameters.
     pub(crate) sysctl: Sysctl,
-    /// Since 1970, at zero of its clock.
+    /// Time since 1970 at zero of its clock.
     pub(crate) epoch: Duration,
 }
 
@@ -63,23 +63,23 @@ impl Default for HostConfig {
     }
 }
 
-/// See the module.
+/// See the module documentation.
 pub(crate) struct Host {
     posix: Arc<Posix>,
     stack: Stack,
     time: Arc<Time>,
     link: Link,
-    /// Bytes of an IP datagram on it.
+    /// MTU of the link: bytes of an IP datagram.
     mtu: usize,
     tap: Tap,
     /// Packets that have left, from the IP header on, and when.
     out: VecDeque<(Duration, Vec<u8>)>,
-    /// The script's end, which takes no part.
+    /// The script's end, which is passive.
     _peer: LinkPort,
 }
 
 impl Host {
-    /// A host at time zero.
+    /// Creates a host at time zero.
     ///
     /// # Errors
     /// ENOMEM, EMFILE.
@@ -127,19 +127,20 @@ impl Host {
         self.stack.sysctl()
     }
 
-    /// Changes kernel parameters, for connections that begin from now on.
+    /// Changes kernel parameters for connections that begin from now on.
     pub(crate) fn set_sysctl(&self, sysctl: &Sysctl) {
         if self.stack.sysctl() != *sysctl {
             self.stack.set_sysctl(sysctl);
         }
     }
 
-    /// Whether the device takes packets; while it does not, they stay with the stack.
+    /// Sets whether the device accepts packets; while it does not, they stay with the
+    /// stack.
     pub(crate) fn set_room(&self, room: bool) {
         self.link.refuse_frames(Side::A, !room);
     }
 
-    /// When something happens next by itself: a timer, or a call gives up.
+    /// The time of the next spontaneous event: a timer, or a call that gives up.
     pub(crate) fn next_event(&self) -> Option<Duration> {
         let timer = self.stack.next_timeout();
         let deadline = self.time.next_deadline();
@@ -164,8 +165,8 @@ impl Host {
         self.run_until_idle();
     }
 
-    /// A packet arrives: an IP datagram from its first byte on; a segment that is
-    /// longer than the link carries, in several.
+    /// A packet arrives: an IP datagram from its first byte on. A segment that is longer
+    /// than the link's MTU arrives in several datagrams.
     pub(crate) fn packet_in(&mut self, datagram: &[u8]) {
         let datagrams = if datagram.len() > self.mtu {
             segments::cut(datagram, self.mtu)
@@ -177,7 +178,7 @@ impl Host {
         self.run_until_idle();
     }
 
-    /// The next packet that has left, from its IP header on, and when it did.
+    /// The next packet that has left, from its IP header on, and its time.
     pub(crate) fn packet_out(&mut self) -> Option<(Duration, Vec<u8>)> {
         for captured in self.tap.take() {
             if captured.from == Side::A {
@@ -189,8 +190,8 @@ impl Host {
         self.out.pop_front()
     }
 
-    /// Does what there is to do now: threads that were woken go on, nobody's sockets
-    /// are attended to.
+    /// Does all work that is due: threads that were woken continue, and sockets without a
+    /// thread are served.
     pub(crate) fn run_until_idle(&mut self) {
         for _ in 0..ROUNDS {
             let woke = self.time.look();
@@ -202,7 +203,8 @@ impl Host {
         }
     }
 
-    /// Resets what the driver passed to the kernel, where nothing listens.
+    /// Sends a reset for packets that the driver passed to the kernel, if nothing
+    /// listens.
     fn answer_as_kernel(&mut self) -> bool {
         let frames = self.link.take_kernel(Side::A);
         for frame in &frames {

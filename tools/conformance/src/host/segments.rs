@@ -1,11 +1,11 @@
-//! A TCP segment longer than a link carries, as a sender's device cuts it.
+//! Cuts a TCP segment that is longer than the link's MTU, as a sender's device does.
 
 use tidewall_wire::checksum::{Sum, checksum};
 
 const FIN: u8 = 0x01;
 const PSH: u8 = 0x08;
 
-/// The datagrams of one that holds a long segment; as it is, if it holds none.
+/// The datagrams into which one with a long segment is cut; unchanged if it has none.
 pub(super) fn cut(datagram: &[u8], mtu: usize) -> Vec<Vec<u8>> {
     pieces(datagram, mtu).unwrap_or_else(|| vec![datagram.to_vec()])
 }
@@ -42,7 +42,7 @@ fn pieces(datagram: &[u8], mtu: usize) -> Option<Vec<Vec<u8>>> {
     Some(all)
 }
 
-/// Lengths and checksums.
+/// Sets lengths and checksums.
 fn finish(piece: &mut [u8], v4: bool, network: usize) -> Option<()> {
     let transport = (piece.len() - network) as u32;
     let addresses = if v4 { 12..20 } else { 8..40 };

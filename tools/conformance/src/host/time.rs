@@ -1,8 +1,8 @@
-//! The clock of a host: it moves when the script says, and calls that wait sleep on
-//! it in their own threads.
+//! The clock of a host: the script moves it, and calls that wait sleep on it in their own
+//! threads.
 //!
-//! Nobody waits for real time. The clock stands still until every thread in a call
-//! either sleeps with nothing that would wake it, or has returned.
+//! No thread waits for real time. The clock stands still until every thread in a call
+//! either sleeps without a pending wake-up, or has returned.
 
 use std::io;
 use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
@@ -11,9 +11,9 @@ use std::time::Duration;
 
 use tidewall::{Sleep, VirtualTime};
 
-/// For how long, in real time, a thread in a call is waited for.
+/// How long, in real time, to wait for a thread in a call.
 const REAL_TIMEOUT: Duration = Duration::from_secs(10);
-/// The same for one that is to ask for the time.
+/// The same for a thread that must still ask for the time.
 const RETURNING: Duration = Duration::from_millis(500);
 
 #[derive(Default)]
@@ -21,24 +21,24 @@ struct State {
     now: Duration,
     /// Threads in a call that do not sleep.
     running: u32,
-    /// Deadlines of those that do.
+    /// Deadlines of threads in a call that sleep.
     asleep: Vec<(ThreadId, Option<Duration>)>,
-    /// Threads that have slept in a call and not asked for the time since.
+    /// Threads that slept in a call and have not asked for the time since.
     returning: Vec<ThreadId>,
-    /// Which look of the sleepers this is, how many have looked, and whether one of
-    /// them goes on.
+    /// Number of the sleepers' current check, how many have checked, and whether one of
+    /// them continues.
     look: u64,
     looked: usize,
     woke: bool,
     ended: bool,
 }
 
-/// See the module.
+/// See the module documentation.
 #[derive(Default)]
 pub(crate) struct Time {
     state: Mutex<State>,
     moved: Condvar,
-    /// Who has slept asks for the time when the call is over ([`Time::asked`]).
+    /// A thread that slept asks for the time when the call is over ([`Time::asked`]).
     asks: bool,
 }
 
@@ -51,7 +51,7 @@ impl VirtualTime for Time {
         let thread = thread::current().id();
         let mut state = self.lock();
         if state.running == 0 {
-            // The thread that moves the clock: nothing would end its sleep.
+            // The thread that moves the clock must not sleep: nothing would wake it.
             return Err(io::ErrorKind::Interrupted.into());
         }
         let deadline = sleep.timeout().map(|timeout| state.now + timeout);
@@ -95,12 +95,12 @@ impl Time {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// A thread is about to make a call that may sleep.
+    /// Records that a thread is about to make a call that may sleep.
     pub(crate) fn enter(&self) {
         self.lock().running += 1;
     }
 
-    /// It has returned.
+    /// Records that it has returned.
     pub(crate) fn leave(&self) {
         let mut state = self.lock();
         state.running = state.running.saturating_sub(1);
@@ -108,15 +108,15 @@ impl Time {
         self.moved.notify_all();
     }
 
-    /// The calling thread has asked for the time.
+    /// Records that the calling thread has asked for the time.
     pub(crate) fn asked(&self) {
         let thread = thread::current().id();
         self.lock().returning.retain(|other| *other != thread);
         self.moved.notify_all();
     }
 
-    /// Has the sleepers look whether they are woken, and waits until no thread runs.
-    /// True when one of them was.
+    /// Makes the sleepers check whether they are woken, and waits until no thread runs.
+    /// Returns true when one of them was woken.
     pub(crate) fn look(&self) -> bool {
         let mut state = self.lock();
         state.look += 1;
@@ -139,7 +139,7 @@ impl Time {
         state.woke
     }
 
-    /// When the next sleeper's time is up.
+    /// The next sleeper's deadline.
     pub(crate) fn next_deadline(&self) -> Option<Duration> {
         let state = self.lock();
         state
@@ -149,7 +149,7 @@ impl Time {
             .min()
     }
 
-    /// Moves the clock, never back.
+    /// Moves the clock; never back.
     pub(crate) fn set(&self, now: Duration) {
         let mut state = self.lock();
         state.now = state.now.max(now);

@@ -1,4 +1,4 @@
-//! The table, and its functions from `socket` to `close`.
+//! The table of functions, and those from `socket` to `close`.
 
 use core::ffi::{c_int, c_long, c_ulong};
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -53,7 +53,7 @@ pub(super) fn table(userdata: Box<Userdata>) -> Interface {
     }
 }
 
-/// Runs a call, and has a panic end as EFAULT. As C has it: -1 and errno.
+/// Runs a call, and converts a panic to EFAULT. The result is as in C: -1 and errno.
 pub(super) fn guarded(call: impl FnOnce() -> Result<usize>) -> ssize_t {
     let result = catch_unwind(AssertUnwindSafe(call));
     match result.unwrap_or(Err(Errno(libc::EFAULT))) {
@@ -127,7 +127,7 @@ extern "C" fn fcntl(machine: &Userdata, fd: c_int, command: c_int, argument: c_l
         if !machine.owns(fd) {
             return raw_kernel::fcntl(fd, command, argument);
         }
-        // An int was given; the rest of the register is anything.
+        // An int was passed; the rest of the register is undefined.
         let argument = i64::from(argument as c_int);
         let result = machine.call(|posix| posix.fcntl(fd, command, argument))?;
         Ok(result as usize)
@@ -173,7 +173,7 @@ extern "C" fn getsockopt<'a>(
     get_option(machine, fd, level, option, value, length)
 }
 
-/// `getsockopt(2)`: as much of the value as there is room for.
+/// `getsockopt(2)`: copies as much of the value as there is space for.
 pub(super) fn get_option<'a>(
     machine: &Machine,
     fd: c_int,

@@ -1,17 +1,17 @@
-//! A link of this network namespace, asked whether it takes packets.
+//! A link of this network namespace, queried for whether it accepts packets.
 
 use tidewall_sys::interface;
 use tidewall_sys::netlink::Rtnetlink;
 
-/// See the module. The socket is kept: what a question costs is a system call or
-/// three.
+/// See the module documentation. The socket is kept, so a query costs one to three system
+/// calls.
 pub(super) struct Device {
     netlink: Rtnetlink,
     link: u32,
 }
 
 impl Device {
-    /// The link of this name; nothing when there is none.
+    /// The link of this name; `None` if there is none.
     pub(super) fn open(name: &str) -> Option<Self> {
         Some(Self {
             link: interface::index(name).ok()?,
@@ -19,8 +19,8 @@ impl Device {
         })
     }
 
-    /// False when the root queueing discipline, as it is now, is a FIFO that
-    /// takes nothing; true also when the kernel does not say.
+    /// False if the root queueing discipline currently is a FIFO that accepts nothing;
+    /// true also if the kernel reports none.
     pub(super) fn has_room(&mut self) -> bool {
         !self.netlink.refuses_packets(self.link).unwrap_or(false)
     }

@@ -1,6 +1,6 @@
-//! What the network namespace says: the scripts of the public suite set kernel
-//! parameters by shell commands, for a kernel under test. Their values are read
-//! where Linux has them, so that they mean the same here.
+//! Settings from the network namespace. The scripts of the public suite set kernel
+//! parameters by shell commands, for a kernel under test. Their values are read from
+//! where Linux has them, so they have the same meaning here.
 
 use core::time::Duration;
 use std::fs;
@@ -12,9 +12,9 @@ use tidewall_protocol::tcp::Sysctl;
 use super::machine::EPOCH;
 use crate::host::HostConfig;
 
-/// What `--so_flags` says: `name=value`, separated by commas. `local` is an
-/// address of this host (again for more), `mtu` its link's, `interface` a link
-/// whose MTU counts instead (`tun0` unless said).
+/// The content of `--so_flags`: `name=value`, separated by commas. `local` is an address
+/// of this host (repeatable), and `mtu` its link's MTU. `interface` is a link whose MTU
+/// is used instead (`tun0` by default).
 #[derive(Clone, Debug)]
 pub(super) struct Flags {
     addresses: Vec<IpAddr>,
@@ -23,7 +23,7 @@ pub(super) struct Flags {
 }
 
 impl Flags {
-    /// Unknown names and values are skipped.
+    /// Ignores unknown names and values.
     pub(super) fn parse(text: &str) -> Self {
         let mut flags = Self {
             addresses: Vec::new(),
@@ -41,14 +41,14 @@ impl Flags {
         flags
     }
 
-    /// The MTU as it is now.
+    /// The current MTU.
     pub(super) fn mtu(&self) -> u16 {
         let path = format!("/sys/class/net/{}/mtu", self.interface);
         let named = || fs::read_to_string(path).ok()?.trim().parse().ok();
         self.mtu.or_else(named).unwrap_or(1500)
     }
 
-    /// The device, if the namespace has it.
+    /// The device, if it exists in the namespace.
     pub(super) fn device(&self) -> Option<Device> {
         Device::open(&self.interface)
     }
@@ -64,12 +64,12 @@ impl Flags {
     }
 }
 
-/// The parameters as they are now in this network namespace.
+/// The current parameters of this network namespace.
 pub(super) fn sysctl() -> Sysctl {
     Sysctl::read(|name| fs::read_to_string(format!("/proc/sys/net/ipv4/{name}")).ok())
 }
 
-/// `tcp_fastopen_blackhole_timeout_sec` as it is now in this network namespace.
+/// The current `tcp_fastopen_blackhole_timeout_sec` of this network namespace.
 pub(super) fn fast_open_black_hole() -> Duration {
     let path = "/proc/sys/net/ipv4/tcp_fastopen_blackhole_timeout_sec";
     let text = fs::read_to_string(path).unwrap_or_default();
@@ -90,7 +90,7 @@ mod tests {
 
     #[test]
     fn this_kernel_has_parameters() {
-        // Whatever they are: read, not assumed.
+        // Whatever they are, they are read, not assumed.
         let sysctl = sysctl();
         assert!(sysctl.receive_memory[0] <= sysctl.receive_memory[2]);
         assert!(sysctl.send_memory[0] <= sysctl.send_memory[2]);

@@ -1,5 +1,5 @@
-//! The functions of the table that wait, move time and packets, or join sockets
-//! with files.
+//! The functions of the table that wait, move time and packets, or connect sockets with
+//! files.
 
 use core::ffi::{c_int, c_longlong, c_uint};
 use core::mem::MaybeUninit;
@@ -15,7 +15,7 @@ use super::{Userdata, raw_kernel};
 use tidewall_posix::raw::{Count, Place, Pointer};
 use tidewall_posix::{Errno, PollFd, Result};
 
-/// What C may not leave out.
+/// An argument that C must not omit.
 fn there<T>(argument: Option<T>) -> Result<T> {
     argument.ok_or(Errno(libc::EFAULT))
 }
@@ -70,7 +70,7 @@ pub(super) extern "C" fn gettimeofday(
     place: Option<&mut MaybeUninit<timeval>>,
     _zone: Pointer<'_, u8>,
 ) -> c_int {
-    // Asked for after a call, whose errno is looked at later.
+    // The tool asks for it after a call, and reads errno later.
     let errno = std::io::Error::last_os_error().raw_os_error();
     let result = done(|| {
         let time = machine.time();
@@ -159,7 +159,7 @@ pub(super) extern "C" fn splice(
     })
 }
 
-/// `sendfile(2)`: from a file of the kernel's to a socket of the host's.
+/// `sendfile(2)`: from a kernel file to a host socket.
 pub(super) fn send_file(
     machine: &Machine,
     to: c_int,

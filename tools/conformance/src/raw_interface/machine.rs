@@ -1,10 +1,9 @@
-//! A host that two threads share: one plays the script (packets, time), the
-//! other makes the calls that wait.
+//! A host that two threads share: one plays the script (packets, time), the other makes
+//! the calls that block.
 //!
-//! Nobody waits for real time. The clock moves when the script's thread sleeps or
-//! waits for a packet, from event to event, and stands still until the one that an
-//! event has woken is done with it and has asked for the time: what a call
-//! reports as the end of its waiting is then exact.
+//! No thread waits for real time. The clock moves from event to event when the script's
+//! thread sleeps or waits for a packet. It stands still until the thread that an event
+//! has woken has handled it and asked for the time. So the end of a call's wait is exact.
 
 use core::time::Duration;
 use std::io;
@@ -19,36 +18,35 @@ use super::device::Device;
 use super::environment::{self, Flags};
 use crate::host::{Host, Time};
 
-/// What the clock shows at the beginning, in seconds since 1970: any time will
-/// do.
+/// The clock's initial value, in seconds since 1970; any time will do.
 pub(super) const EPOCH: Duration = Duration::from_secs(1_700_000_000);
 
-/// How much later than asked a sleeper wakes: the tool sleeps until so shortly
-/// before an event and then looks at the clock until it has come.
+/// How much later than requested a sleeper wakes: the tool sleeps until shortly before an
+/// event, and then polls the clock.
 const SPIN: Duration = Duration::from_micros(20);
 
-/// Looks at the clock in a row that are nobody's waiting; the clock moves by
-/// [`TICK`] for each further one.
+/// Consecutive reads of the clock without a waiting thread; for each further one the
+/// clock moves by [`TICK`].
 const LOOKS: u32 = 8;
 const TICK: Duration = Duration::from_micros(1);
 
-/// How far the clock moves at most while a packet is waited for.
+/// The furthest that the clock moves while a packet is awaited.
 const HORIZON: Duration = Duration::from_secs(3600);
 
-/// See the module.
+/// See the module documentation.
 pub struct Machine {
     host: Mutex<Host>,
     device: Mutex<Option<Device>>,
     posix: Arc<Posix>,
     time: Arc<Time>,
     script: ThreadId,
-    /// Looks at the clock since it last moved.
+    /// Reads of the clock since it last moved.
     looks: AtomicU32,
 }
 
 impl Machine {
-    /// A host as the flags and the network namespace say. The calling thread is
-    /// the script's.
+    /// Creates a host from the flags and the network namespace. The calling thread
+    /// becomes the script's.
     ///
     /// # Errors
     /// As [`Host::new`].
@@ -65,12 +63,12 @@ impl Machine {
         })
     }
 
-    /// A panic in one call ends that call, not all.
+    /// A panic in one call ends only that call.
     fn lock(&self) -> MutexGuard<'_, Host> {
         self.host.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Has the host's device take packets if the namespace's does now.
+    /// Makes the host's device accept packets if the namespace's device now does.
     fn look_at_device(&self) {
         let mut device = self.device.lock().unwrap_or_else(PoisonError::into_inner);
         if let Some(device) = &mut *device {
@@ -83,7 +81,7 @@ impl Machine {
         self.posix.owns(fd)
     }
 
-    /// Makes a call. The script's thread must not make one that waits (EINTR).
+    /// Makes a call. The script's thread must not make one that blocks (EINTR).
     pub(super) fn call<T>(&self, call: impl FnOnce(&Posix) -> T) -> T {
         self.looks.store(0, Ordering::Relaxed);
         self.look_at_device();
@@ -98,7 +96,7 @@ impl Machine {
         result
     }
 
-    /// Takes the kernel parameters as they are now.
+    /// Reads the current kernel parameters.
     pub(super) fn refresh(&self) {
         let stack = self.posix.stack();
         let sysctl = environment::sysctl();
@@ -108,7 +106,7 @@ impl Machine {
         }
     }
 
-    /// As [`Machine::call`], with the kernel parameters as they are now.
+    /// As [`Machine::call`], with the current kernel parameters.
     pub(super) fn refreshed<T>(&self, call: impl FnOnce(&Posix) -> T) -> T {
         self.refresh();
         self.call(call)
@@ -130,8 +128,8 @@ impl Machine {
         host.advance(end);
     }
 
-    /// The next packet that leaves and when it did, since 1970. The clock moves
-    /// until there is one; nothing when none will come.
+    /// The next packet that leaves, and its time since 1970. The clock moves until there
+    /// is one; `None` if none will come.
     pub(super) fn receive(&self) -> Option<(Duration, Vec<u8>)> {
         self.look_at_device();
         let mut host = self.lock();

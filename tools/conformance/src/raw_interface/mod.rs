@@ -1,24 +1,24 @@
-//! The C interface by which the public packetdrill tool drives a TCP that is a
-//! library (`--so_filename`): a table of functions, filled in by
-//! `packetdrill_interface_init`, over one host whose
-//! clock is virtual.
+//! The C interface by which the public packetdrill tool drives a TCP in a library
+//! (`--so_filename`). It is a table of functions, filled in by
+//! `packetdrill_interface_init`, over one host with a virtual clock.
 //!
 //! The library itself, `libtidewall_packetdrill.so`, is the example of that name;
-//! docs/tcp.md says how to use it. Everything is written from the interface's
-//! documented meaning; nothing of the tool is in this repository.
+//! docs/tcp.md describes its use. Everything is written from the interface's documented
+//! meaning; this repository contains nothing of the tool.
 //!
 //! - No call waits for real time, see `machine`.
-//! - Kernel parameters and the MTU are those of the network namespace, read
-//!   whenever a socket is made, listens or connects, see `environment`.
-//! - The device takes no packet while its queueing discipline takes none
-//!   (`pfifo limit 0`), which is asked at each output, see `device`.
-//! - Descriptors that are not the host's (pipes, files) are the kernel's.
+//! - Kernel parameters and the MTU are those of the network namespace, read whenever a
+//!   socket is created, listens or connects; see `environment`.
+//! - The device accepts no packet while its queueing discipline accepts none (`pfifo
+//!   limit 0`). This is checked at each output; see `device`.
+//! - Descriptors that do not belong to the host (pipes, files) are kernel descriptors.
 //! - A panic ends the call with EFAULT; it never reaches C.
 //!
-//! `calls` has the table and the calls of sockets, `transfer` those that read and
-//! write, `events` those that wait or move time and packets, `device` asks the
-//! device, `raw_kernel` has the kernel's calls. The functions take what C passes as
-//! [`tidewall_posix::raw`] describes it, and references where that is the same.
+//! `calls` has the table and the socket calls, `transfer` those that read and write,
+//! `events` those that wait or move time and packets. `device` queries the device, and
+//! `raw_kernel` has the kernel's calls. The functions take C's arguments as
+//! [`tidewall_posix::raw`] describes them, and references where the representation is the
+//! same.
 
 mod calls;
 mod device;
@@ -46,11 +46,10 @@ use machine::Machine;
 
 use crate::host::FIRST_FD;
 
-/// The machine that was made last, for calls without a table (see
-/// [`getsockopt`]).
+/// The machine created last, for calls without a table (see [`getsockopt`]).
 static LAST: Mutex<Weak<Machine>> = Mutex::new(Weak::new());
 
-/// The host of a table, as each of its functions gets it.
+/// The host of a table, as passed to each of its functions.
 #[derive(Clone)]
 pub struct Userdata(Arc<Machine>);
 
@@ -68,9 +67,9 @@ impl Deref for Userdata {
     }
 }
 
-/// `struct packetdrill_interface`, field by field. Where C has an ellipsis here
-/// is the one argument that is ever given: the calling conventions of Linux on
-/// x86-64 and aarch64 pass both alike.
+/// `struct packetdrill_interface`, field by field. C's ellipsis is replaced with the one
+/// argument that is ever passed: the calling conventions of Linux on x86-64 and aarch64
+/// pass both alike.
 #[repr(C)]
 #[derive(Debug)]
 #[allow(missing_docs)]
@@ -178,9 +177,9 @@ pub struct Interface {
     ) -> ssize_t,
 }
 
-/// Fills in the table for a new host; `flags` is what `--so_flags` says
-/// (`local=ADDRESS`, `mtu=BYTES`, `interface=NAME`, separated by commas). Does
-/// nothing where there is no memory, or no descriptor.
+/// Fills in the table for a new host. `flags` is the content of `--so_flags`
+/// (`local=ADDRESS`, `mtu=BYTES`, `interface=NAME`, separated by commas). Does nothing if
+/// memory or descriptors are exhausted.
 pub fn initialize(flags: Text<'_>, interface: Option<&mut MaybeUninit<Interface>>) {
     let text = flags.get().unwrap_or_default().to_string_lossy();
     let machine = Machine::new(Flags::parse(&text));
@@ -191,17 +190,17 @@ pub fn initialize(flags: Text<'_>, interface: Option<&mut MaybeUninit<Interface>
     }
 }
 
-/// The machine that was made last, if it still is.
+/// The machine created last, if it still exists.
 fn last() -> Option<Arc<Machine>> {
     LAST.lock()
         .unwrap_or_else(PoisonError::into_inner)
         .upgrade()
 }
 
-/// `getsockopt(2)` for a process that has this library loaded before its C
-/// library (`LD_PRELOAD`): descriptors of the host that was made last are the
-/// host's, all others the kernel's. The tool reads `TCP_INFO` for its
-/// assertions in this way, without the table.
+/// `getsockopt(2)` for a process that has loaded this library before its C library
+/// (`LD_PRELOAD`). Descriptors of the host created last belong to that host, all others
+/// to the kernel. The tool reads `TCP_INFO` for its assertions in this way, without the
+/// table.
 pub fn getsockopt<'a>(
     fd: c_int,
     level: c_int,
@@ -215,8 +214,7 @@ pub fn getsockopt<'a>(
     }
 }
 
-/// `sendfile(2)`, as [`getsockopt`]: from the kernel's file to the host's
-/// socket.
+/// `sendfile(2)`, like [`getsockopt`]: from the kernel's file to the host's socket.
 pub fn sendfile(to: c_int, from: c_int, offset: Option<&mut off64_t>, count: size_t) -> ssize_t {
     match last().filter(|machine| machine.owns(to)) {
         Some(machine) => events::send_file(&machine, to, from, offset, count),
@@ -224,8 +222,8 @@ pub fn sendfile(to: c_int, from: c_int, offset: Option<&mut off64_t>, count: siz
     }
 }
 
-/// `close(2)`, as [`getsockopt`]: the tool closes what a script has left open in
-/// this way.
+/// `close(2)`, like [`getsockopt`]: the tool closes the descriptors that a script left
+/// open in this way.
 pub fn close(fd: c_int) -> c_int {
     if fd >= FIRST_FD
         && let Some(machine) = last()

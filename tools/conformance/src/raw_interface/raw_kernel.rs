@@ -1,5 +1,5 @@
-//! The kernel's calls on descriptors that are not the host's. System calls
-//! themselves: the C library's functions are replaced by this library's.
+//! The kernel's calls on descriptors that do not belong to the host. They are raw system
+//! calls, since this library replaces the C library's functions.
 
 use core::ffi::{c_int, c_long};
 use core::ptr;
@@ -9,24 +9,24 @@ use libc::{off64_t, socklen_t};
 use tidewall_posix::raw::{Count, Place};
 use tidewall_posix::{Errno, Result};
 
-/// A descriptor of the script's, for one call.
+/// Borrows a script's descriptor for one call.
 fn borrow<'a>(fd: c_int) -> Result<BorrowedFd<'a>> {
     if fd < 0 {
         return Err(Errno(libc::EBADF));
     }
-    // SAFETY: not -1. What is done to it is what the script asks for; a number that
-    // is nobody's is EBADF.
+    // SAFETY: not -1. The script determines what is done to it; a number without a
+    // descriptor is EBADF.
     Ok(unsafe { BorrowedFd::borrow_raw(fd) })
 }
 
-/// An error as the host has them.
+/// Converts an error to the host's type.
 fn errno(error: rustix::io::Errno) -> Errno {
     Errno(error.raw_os_error())
 }
 
 /// Sets this thread's errno.
 pub(super) fn set_errno(number: i32) {
-    // SAFETY: this thread's errno, always there.
+    // SAFETY: this thread's errno always exists.
     unsafe { *libc::__errno_location() = number };
 }
 
@@ -69,7 +69,7 @@ pub(super) fn sendfile(
 
 /// `close`.
 pub(super) fn close(fd: c_int) -> Result<usize> {
-    // SAFETY: the script's own, which nobody uses after it.
+    // SAFETY: the script's own descriptor, which is not used afterwards.
     let result = unsafe { libc::syscall(libc::SYS_close, fd) };
     finish(result)
 }
@@ -94,7 +94,7 @@ pub(super) fn getsockopt<'a>(
         value.as_ptr(),
         length.map_or(ptr::null_mut(), ptr::from_mut),
     );
-    // SAFETY: null, or so long, by their types.
+    // SAFETY: null, or long enough, by their types.
     unsafe { libc::syscall(libc::SYS_getsockopt, fd, level, option, value, length) as c_int }
 }
 

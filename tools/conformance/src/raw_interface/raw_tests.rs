@@ -17,19 +17,19 @@ use super::{Interface, Userdata, initialize};
 const PEER: SocketAddrV4 = SocketAddrV4::new(Ipv4Addr::new(192, 0, 2, 1), 40_000);
 const OWN: SocketAddrV4 = SocketAddrV4::new(Ipv4Addr::new(192, 168, 0, 1), 8080);
 
-/// Bytes for C to write to, as they are before.
+/// Bytes for C to write to, with their initial content.
 fn room<const N: usize>() -> [MaybeUninit<u8>; N] {
     [MaybeUninit::new(0); N]
 }
 
-/// What is there after a call.
+/// The content after a call.
 fn written(place: &[MaybeUninit<u8>]) -> Vec<u8> {
-    // SAFETY: `room` made them.
+    // SAFETY: `room` initialized them.
     let byte = |byte: &MaybeUninit<u8>| unsafe { byte.assume_init() };
     place.iter().map(byte).collect()
 }
 
-/// A table, freed at the end.
+/// A table that is freed when dropped.
 struct Table(Interface);
 
 impl Table {
@@ -80,7 +80,7 @@ impl Table {
         let segment: Segment<'_> = tcp::input(&bytes, 20, &InputOptions::default()).unwrap();
         assert_eq!(segment.flow.local, SocketAddr::from(PEER));
         let header = segment.header;
-        // SAFETY: it was there before.
+        // SAFETY: it was initialized before.
         let at = unsafe { at.assume_init() };
         Some((header.flags, header.sequence, header.acknowledgment, at))
     }
@@ -179,21 +179,21 @@ fn a_syn_is_answered_and_the_connection_accepted() {
         let result = super::getsockopt(fd, level, option, place, Some(&mut length));
         (result, length.get())
     });
-    // Another test's table may be the last that was made.
+    // The table created last may belong to another test.
     if result == 0 {
         assert_eq!(length, 280);
     }
     (ifc.free)(Some(Box::new(Userdata::clone(data))));
 }
 
-/// The tool gives the two ends of the kernel's pipe to calls of the table.
+/// The tool passes the two ends of a kernel pipe to calls of the table.
 #[test]
 fn a_descriptor_of_the_kernels_is_read_and_written() {
     let table = Table::new();
     let (ifc, data) = (&table.0, &table.0.userdata);
     let mut ends = MaybeUninit::new([-1; 2]);
     assert_eq!((ifc.pipe)(data, Some(&mut ends)), 0);
-    // SAFETY: they were there before.
+    // SAFETY: they were initialized before.
     let [reader, writer] = unsafe { ends.assume_init() };
     let sent = Pointer::lend(&mut b"hello".to_owned(), |bytes, length| {
         (ifc.write)(data, writer, bytes, length)
@@ -229,12 +229,12 @@ fn the_clock_stands_still_for_who_was_woken() {
         table.packet_in(Flags::ACK, 101, isn.wrapping_add(1), b"");
         let completed = table.time();
         if !waiter.is_finished() {
-            // A second passes; the waiter's does not begin before it is back.
+            // A second passes; the waiter's second does not begin before it has returned.
             sleep(1_000_000);
         }
         let woken = waiter.join().unwrap();
         assert!(completed - begin >= 200_000);
-        // It may have come so late that it never had to wait.
+        // It may have come too late to have to wait.
         assert!(woken == completed || woken >= completed + 1_000_000);
     });
 }

@@ -14,10 +14,10 @@ use tidewall_posix::raw::{
 };
 use tidewall_posix::{Errno, Result};
 
-/// The most that one call moves, as in Linux.
+/// The most bytes that one call transfers, as in Linux.
 const COUNT_MAX: usize = 0x7fff_f000;
 
-/// Reads into a buffer, which is as long as what is read.
+/// Reads into a buffer, whose length is the limit.
 pub(super) fn receive(
     machine: &Machine,
     fd: c_int,
@@ -86,7 +86,7 @@ pub(super) extern "C" fn recvfrom<'a, 'b>(
     from_length: Option<&mut Count<'b, socklen_t>>,
 ) -> ssize_t {
     if let Some(from_length) = from_length {
-        // A stream gives no address.
+        // A stream returns no address.
         let _ = from.put(from_length, &[]);
     }
     recv(machine, fd, place, length, flags)

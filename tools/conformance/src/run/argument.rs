@@ -1,12 +1,12 @@
-//! Arguments of calls: from what a script says to numbers, bytes and addresses.
+//! Arguments of calls: converts a script's text to numbers, bytes and addresses.
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 
 use super::constant;
 use crate::script::Expression;
 
-/// A number: as it is, a constant, several with `|`, `htons(…)`, or the one
-/// element of a list (what a pointer points to).
+/// A number: a literal, a constant, several with `|`, `htons(…)`, or the only element of
+/// a list (the target of a pointer).
 pub(super) fn integer(expression: &Expression) -> Result<i64, String> {
     match expression {
         Expression::Integer(value) => Ok(*value),
@@ -36,7 +36,7 @@ pub(super) fn number<T: TryFrom<i64>>(expression: &Expression) -> Result<T, Stri
     T::try_from(value).map_err(|_| format!("{value} is out of range"))
 }
 
-/// An int: flags with the highest bit set are negative in C.
+/// An int: flags whose highest bit is set are negative in C.
 pub(super) fn int(expression: &Expression) -> Result<i32, String> {
     let value = integer(expression)?;
     i32::try_from(value)
@@ -55,7 +55,7 @@ pub(super) fn field<'a>(structure: &'a Expression, wanted: &str) -> Option<&'a E
     })
 }
 
-/// The same where the field must be there.
+/// The same for a mandatory field.
 pub(super) fn needed<'a>(
     structure: &'a Expression,
     wanted: &str,
@@ -63,8 +63,8 @@ pub(super) fn needed<'a>(
     field(structure, wanted).ok_or_else(|| format!("expected a field {wanted} in {structure}"))
 }
 
-/// The bytes of a socket option's value: of an int, a string or `struct linger`;
-/// `length` cuts or fills them.
+/// The bytes of a socket option's value: from an int, a string or `struct linger`;
+/// `length` truncates or pads them.
 pub(super) fn option_value(
     expression: &Expression,
     length: Option<usize>,
@@ -121,7 +121,7 @@ pub(super) fn address(expression: &Expression) -> Result<Option<SocketAddr>, Str
     Ok(Some(SocketAddr::new(ip, number(port)?)))
 }
 
-/// Bytes that an iovec list is of: `[{..., 100}, {..., 50}]`.
+/// The number of bytes in an iovec list: `[{..., 100}, {..., 50}]`.
 pub(super) fn iovec_length(list: &Expression) -> Result<usize, String> {
     let Expression::List(list) = list else {
         return Err(format!("expected a list of iovecs, found {list}"));

@@ -1,4 +1,4 @@
-//! System calls of a script: what is called, and what is checked when it returns.
+//! System calls of a script: the call, and the checks when it returns.
 
 use std::collections::HashMap;
 use std::io::{IoSlice, IoSliceMut};
@@ -12,20 +12,19 @@ use super::control;
 use super::settings::Settings;
 use crate::script::{Call, Expression};
 
-/// A number of a descriptor.
+/// A descriptor.
 pub(super) type Fd = i32;
 
-/// The most bytes that one call may move: a script's mistake must not take all
-/// memory.
+/// The most bytes that one call may transfer: a script's mistake must not exhaust memory.
 const BYTES_MAX: usize = 64 << 20;
 
-/// The byte at a place of a stream that a script sends or receives. Places that
-/// are near or a power of two apart differ.
+/// The byte at a position of a stream that a script sends or receives. Bytes at positions
+/// that are near, or a power of two apart, differ.
 pub(super) fn pattern(position: u64) -> u8 {
     (position ^ position >> 8 ^ position >> 16).wrapping_mul(0x9d) as u8
 }
 
-/// What a call has returned.
+/// The result of a call.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) enum Returned {
     Value(i64),
@@ -54,24 +53,24 @@ struct Descriptor {
 #[derive(Default)]
 pub(super) struct Calls {
     descriptors: HashMap<i64, Descriptor>,
-    /// The last connection that was made or accepted.
+    /// The connection made or accepted last.
     pub(super) subject: Option<Fd>,
-    /// Whom a write with MSG_FASTOPEN connects to.
+    /// The destination of a write with MSG_FASTOPEN.
     peer: Option<SocketAddr>,
-    /// Data of the script's own was written: what goes out is not our pattern.
+    /// The script wrote its own data: the output is not our pattern.
     pub(super) own_data: bool,
     /// The family of the script's sockets.
     domain: i32,
 }
 
-/// A call's outcome; or the script is wrong, or what the call gave back through a
-/// pointer differs.
+/// A call's outcome; or an error in the script, or a difference in what the call returned
+/// through a pointer.
 type Outcome = Result<Returned, String>;
 
-/// Compares what a call has given back, once it has returned.
+/// Compares the results of a call once it has returned.
 pub(super) type Check = Box<dyn FnOnce(&mut Calls) -> Outcome + Send>;
 
-/// A call, to be made in a thread where it may wait.
+/// A call, to be made in a thread that may block.
 pub(super) type Job = Box<dyn FnOnce(&Posix) -> Check + Send>;
 
 fn job<T: Send + 'static>(
@@ -92,7 +91,7 @@ fn unit(make: impl FnOnce(&Posix) -> tidewall_posix::Result<()> + Send + 'static
     job(make, |_, ()| Ok(Returned::Value(0)))
 }
 
-/// A call that gives a new descriptor: the script says by which number it calls it.
+/// A call that returns a new descriptor: the script gives it a number.
 fn descriptor(
     call: &Call,
     make: impl FnOnce(&Posix) -> tidewall_posix::Result<Fd> + Send + 'static,
@@ -116,7 +115,7 @@ fn descriptor(
 }
 
 impl Calls {
-    /// What a call is to do.
+    /// Prepares a call.
     pub(super) fn prepare(&mut self, settings: &Settings, call: &Call) -> Result<Job, String> {
         let remote = self.shown(settings, settings.remote);
         self.peer = Some(SocketAddr::new(remote, settings.connect_port));
@@ -259,7 +258,7 @@ impl Calls {
         }
     }
 
-    /// An address as a socket of the script's family has it.
+    /// An address in the form of the script's socket family.
     fn shown(&self, settings: &Settings, ip: std::net::IpAddr) -> std::net::IpAddr {
         match ip {
             std::net::IpAddr::V4(v4) if settings.family.domain() == libc::AF_INET6 => {
@@ -269,7 +268,7 @@ impl Calls {
         }
     }
 
-    /// The live descriptor; one that was never opened is none of the host's.
+    /// The live descriptor; one that was never opened does not belong to the host.
     fn live(&self, fd: &Expression) -> Result<Fd, String> {
         let fd = integer(fd)?;
         Ok(self
@@ -383,7 +382,7 @@ impl Calls {
         ))
     }
 
-    /// Compares bytes that were read with those that were sent.
+    /// Compares bytes that were read with those sent.
     fn check_read(
         &mut self,
         name: i64,
@@ -494,7 +493,7 @@ fn check_option(found: &[u8], expected: &Expression, length: &Expression) -> Out
     };
     let reported = found.get(..length).unwrap_or(found);
     let wanted = option_value(expected, None)?;
-    // A string may end where the script's does.
+    // The string may go on after the end of the expected one.
     let same = match expected {
         Expression::Text(..) => reported.starts_with(&wanted),
         _ => reported == wanted,
@@ -510,7 +509,7 @@ fn check_option(found: &[u8], expected: &Expression, length: &Expression) -> Out
     Err(format!("getsockopt gives {shown}, expected {expected}"))
 }
 
-/// `{events=EPOLLIN, fd=4}`; the data is as written, not a live descriptor.
+/// `{events=EPOLLIN, fd=4}`; the data is as in the script, not a live descriptor.
 fn epoll_event(expression: &Expression) -> Result<(u32, u64), String> {
     let data = ["fd", "ptr", "u32", "u64"]
         .into_iter()

@@ -1,4 +1,4 @@
-//! What went out against what the script expects.
+//! Compares sent packets with those that the script expects.
 
 use core::time::Duration;
 
@@ -12,16 +12,16 @@ const CWR: u8 = 0x80;
 /// How exactly to compare.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Rules {
-    /// Unit of timestamps, if their values matter, and how far they may be off.
+    /// Unit of timestamps, if their values matter, and their tolerance.
     pub(super) tick: Option<Duration>,
     pub(super) tolerance: Duration,
-    /// The packet is not the last of those that a line of the script stands for:
-    /// PSH and FIN belong to the last.
+    /// The packet is not the last of those that one script line represents: PSH and FIN
+    /// belong to the last.
     pub(super) fragment: bool,
 }
 
-/// The fields that differ, by name; `actual` has the script's numbers. Lengths
-/// are compared elsewhere.
+/// The names of the fields that differ; `actual` has the script's numbers. Lengths are
+/// compared elsewhere.
 pub(super) fn differences(
     expected: (IpFields, &Tcp),
     actual: (IpFields, &Tcp),
@@ -99,7 +99,7 @@ fn ip(expected: IpFields, actual: IpFields) -> Vec<&'static str> {
     if hops.is_some() && hops != actual.hop_limit {
         all.push("hop limit");
     }
-    // IPv4 has none.
+    // IPv4 has no flow label.
     let label = expected.flow_label;
     if label.is_some() && actual.flow_label.is_some() && label != actual.flow_label {
         all.push("flow label");
@@ -107,8 +107,8 @@ fn ip(expected: IpFields, actual: IpFields) -> Vec<&'static str> {
     all
 }
 
-/// The actual packet as the script would write it: with what the expected one
-/// names, and no more.
+/// The actual packet in script notation, with only the fields that the expected one
+/// names.
 pub(super) fn shown(expected: (IpFields, &Tcp), actual: (IpFields, &Tcp)) -> String {
     let (ip, tcp) = actual;
     let fields = IpFields {

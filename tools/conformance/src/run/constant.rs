@@ -1,6 +1,6 @@
-//! Names of constants, as C has them on Linux.
+//! Names of constants, with their C values on Linux.
 
-/// `TCP_CM_INQ` is the option's own number.
+/// `TCP_CM_INQ` has the option's number.
 const TCP_INQ: i32 = 36;
 const TCP_NOTSENT_LOWAT: i32 = 25;
 const TCP_INFINITE_SSTHRESH: i64 = 0x7fff_ffff;

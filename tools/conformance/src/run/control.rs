@@ -1,4 +1,4 @@
-//! What `recvmsg` returns beside bytes: flags and control messages.
+//! The results of `recvmsg` beside bytes: flags and control messages.
 
 use core::time::Duration;
 
@@ -7,7 +7,7 @@ use tidewall_posix::{Received, TCP_CM_INQ};
 use super::argument::{field, int, integer, needed, number};
 use crate::script::Expression;
 
-/// `linux/errqueue.h`.
+/// From `linux/errqueue.h`.
 fn name(word: &str) -> Option<i64> {
     Some(match word {
         "SO_EE_ORIGIN_TIMESTAMPING" => 4,
@@ -28,9 +28,9 @@ fn value(expression: &Expression) -> Result<i64, String> {
     }
 }
 
-/// Compares what a message says with what a call has brought. `domain` is that of
-/// the script's sockets: `CMSG_LEVEL_IP` and `CMSG_TYPE_RECVERR` depend on it, as
-/// in the public suite.
+/// Compares a message in the script with the result of a call. `domain` is that of the
+/// script's sockets: `CMSG_LEVEL_IP` and `CMSG_TYPE_RECVERR` depend on it, as in the
+/// public suite.
 pub(super) fn check(message: &Expression, domain: i32, received: &Received) -> Result<(), String> {
     if let Some(flags) = field(message, "msg_flags") {
         let expected = int(flags)?;

@@ -1,4 +1,4 @@
-//! Bytes of packets, from and to the script's model with live numbers.
+//! Converts between packet bytes and the script's model with live numbers.
 
 use std::net::{IpAddr, SocketAddr};
 
@@ -9,13 +9,13 @@ use tidewall_wire::{Protocol, ipv4, ipv6, tcp};
 
 use crate::script::{EcnCheck, Icmp, IpFields, Tcp, TcpFlags, TcpOption, TcpOptions};
 
-/// Hops of inbound packets, as any Linux peer sends them.
+/// Hop limit of inbound packets, as any Linux peer sends them.
 const HOP_LIMIT: u8 = 64;
 
 /// Accurate ECN's bit, the lowest of the reserved four (RFC 9768).
 const ACCURATE_ECN: u8 = 0x01;
 
-/// A packet that left, taken apart; sequence numbers are live.
+/// A parsed outbound packet; sequence numbers are live.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub(super) struct Segment {
     pub(super) source: SocketAddr,
@@ -25,8 +25,8 @@ pub(super) struct Segment {
     pub(super) payload: Vec<u8>,
 }
 
-/// A segment's datagram from its IP header on. `tcp` has live numbers, its ports
-/// are not looked at.
+/// A segment's datagram from its IP header on. `tcp` has live numbers; its ports are
+/// ignored.
 pub(super) fn segment(
     source: SocketAddr,
     destination: SocketAddr,
@@ -45,7 +45,7 @@ pub(super) fn segment(
     datagram(source.ip(), destination.ip(), ip, Protocol::TCP, &bytes)
 }
 
-/// A TCP header and its options, the checksum zero.
+/// A TCP header and its options, with a zero checksum.
 fn header(source: SocketAddr, destination: SocketAddr, tcp: &Tcp) -> Vec<u8> {
     let mut options = Vec::new();
     if let TcpOptions::List(list) = &tcp.options {
@@ -75,7 +75,7 @@ fn header(source: SocketAddr, destination: SocketAddr, tcp: &Tcp) -> Vec<u8> {
 }
 
 fn emit_option(option: &TcpOption, bytes: &mut Vec<u8>) {
-    // The parser bounds options to 40 bytes, so that a length fits its byte.
+    // The parser limits options to 40 bytes, so a length fits its byte.
     let length = option.wire_length() as u8;
     match option {
         TcpOption::End => bytes.push(0),
@@ -180,9 +180,9 @@ fn datagram(
     Ok(bytes)
 }
 
-/// An ICMP error from the peer about a segment that went to it. `quoted` has live
-/// numbers; `length` is the segment's payload. IPv4's names of types and codes
-/// are taken for IPv6 too, and the other way, where the meaning is the same.
+/// An ICMP error from the peer about a segment sent to it. `quoted` has live numbers;
+/// `length` is the segment's payload. IPv4's names of types and codes are also accepted
+/// for IPv6 and vice versa, where the meaning is the same.
 pub(super) fn icmp_error(
     icmp: &Icmp,
     ip: IpFields,
@@ -192,7 +192,7 @@ pub(super) fn icmp_error(
     length: u16,
 ) -> Result<Vec<u8>, String> {
     let segment = header(local, remote, quoted);
-    // Enough of the datagram to be believed; its length field says the rest.
+    // Enough of the datagram to be accepted; its length field covers the rest.
     let payload = vec![0; usize::from(length)];
     let whole = [&segment[..], &payload].concat();
     let mut quote = datagram(
@@ -283,7 +283,7 @@ fn unknown(icmp: &Icmp) -> String {
     format!("no such message: {icmp}")
 }
 
-/// Takes a packet that left apart, checksums and lengths checked.
+/// Parses an outbound packet, and checks checksums and lengths.
 pub(super) fn parse(bytes: &[u8]) -> Result<Segment, String> {
     let (source, destination, ip, protocol, payload): (IpAddr, IpAddr, _, _, _);
     if bytes.first().is_some_and(|byte| byte >> 4 == 4) {
@@ -454,7 +454,7 @@ mod tests {
                     ..tcp.clone()
                 };
                 assert_eq!(found.tcp, expected, "{text}");
-                // A bit more, and the checksum finds it.
+                // With one more bit, the checksum detects it.
                 let mut damaged = bytes;
                 *damaged.last_mut().unwrap() ^= 1;
                 assert!(parse(&damaged).is_err());

@@ -1,40 +1,40 @@
-//! The script's numbers and the live ones of one connection.
+//! Maps between the script's numbers and the live ones of one connection.
 
 use std::collections::HashMap;
 use std::net::SocketAddr;
 
 use crate::script::{Tcp, TcpOption, TcpOptions};
 
-/// What is added to the script's initial sequence number of the peer: high, so
-/// that every conversation of more than four kilobytes wraps.
+/// Offset added to the script's initial sequence number of the peer. It is high, so that
+/// every conversation of more than four kilobytes wraps.
 const REMOTE_OFFSET: u32 = 0xffff_f000;
 
 const SYN: u8 = 0x02;
 const ACK: u8 = 0x10;
 
-/// One connection of a script. Sequence numbers in a script are relative to the
-/// SYN of their direction, but those of a SYN itself.
+/// One connection of a script. Sequence numbers in a script are relative to the SYN of
+/// their direction, except those of a SYN itself.
 #[derive(Clone, Debug)]
 pub(super) struct Flow {
-    /// This end, live.
+    /// This end's live address.
     pub(super) local: SocketAddr,
-    /// The peer, live.
+    /// The peer's live address.
     pub(super) remote: SocketAddr,
-    /// Ports of this end and the peer, where the script names them.
+    /// Ports of this end and the peer, if the script names them.
     pub(super) ports: Option<(u16, u16)>,
-    /// Live less script's, of what goes out.
+    /// Live number less script's, for outbound segments.
     local_isn: Isn,
-    /// Of what comes in.
+    /// The same for inbound segments.
     remote_isn: Isn,
-    /// The last SYN that came in: its number in the script, and its payload.
+    /// The last inbound SYN: its number in the script, and its payload.
     syn: Option<(u32, u16)>,
-    /// Timestamps as the script has them, to those that went out.
+    /// Maps timestamps of the script to those sent.
     timestamps: HashMap<u32, u32>,
-    /// The first timestamp that went out: the script's and the live one.
+    /// The first timestamp sent: the script's and the live one.
     first_timestamp: Option<(u32, u32)>,
 }
 
-/// An initial sequence number, the script's and the live one.
+/// An initial sequence number: the script's and the live one.
 #[derive(Clone, Copy, Default, Debug)]
 struct Isn {
     script: u32,
@@ -42,7 +42,7 @@ struct Isn {
 }
 
 impl Isn {
-    /// What to add to a script's number.
+    /// The offset to add to a script's number.
     fn offset(self, syn: bool) -> u32 {
         let script = if syn { self.script } else { 0 };
         self.live.wrapping_sub(script)
@@ -71,7 +71,7 @@ impl Flow {
         let syn = tcp.flags.bits & SYN != 0;
         let mut live = tcp.clone();
         if syn && tcp.flags.bits & ACK != 0 {
-            // The peer's answer to our SYN has its number.
+            // The peer's answer to our SYN carries its initial number.
             self.remote_isn = Isn {
                 script: tcp.sequence,
                 live: tcp.sequence.wrapping_add(REMOTE_OFFSET),
@@ -107,7 +107,7 @@ impl Flow {
             (None, Some((script, live))) if scaled => {
                 Ok(echo.wrapping_sub(script).wrapping_add(live))
             }
-            // Nothing of ours has gone out: it cannot be an echo, and is as it is.
+            // Nothing was sent: it cannot be an echo, and stays unchanged.
             (None, None) => Ok(echo),
             (None, Some(_)) => Err(format!(
                 "no packet with `TS val {echo}` has gone out that `ecr {echo}` could echo"
@@ -115,19 +115,19 @@ impl Flow {
         }
     }
 
-    /// Learns from a live segment that went out and the script's segment that it
-    /// is compared with: initial sequence numbers and timestamps.
+    /// Learns initial sequence numbers and timestamps from a live outbound segment and
+    /// the script's segment with which it is compared.
     pub(super) fn learn(&mut self, live: &Tcp, script: &Tcp) {
         if live.flags.bits & SYN != 0 && script.flags.bits & SYN != 0 {
             self.local_isn = Isn {
                 script: script.sequence,
                 live: live.sequence,
             };
-            // A SYN-ACK names the SYN that it answers, which may be that of a new
+            // A SYN-ACK names the SYN that it answers, which may belong to a new
             // connection between the same ports.
             if let (Some(live), Some(script)) = (live.acknowledgment, script.acknowledgment) {
                 let (last, shift) = (script.wrapping_sub(1), live.wrapping_sub(script));
-                // It may have acknowledged data in that SYN, too.
+                // It may also have acknowledged data in that SYN.
                 let opened = self.syn.filter(|&(syn, length)| {
                     let taken = last.wrapping_sub(syn);
                     taken <= length.into()
@@ -147,13 +147,13 @@ impl Flow {
         }
     }
 
-    /// A live segment that went out, with the script's numbers.
+    /// Converts a live outbound segment to the script's numbers.
     pub(super) fn outbound(&self, tcp: &Tcp) -> Tcp {
         let syn = tcp.flags.bits & SYN != 0;
         let mut script = tcp.clone();
         script.ports = self.ports;
         script.sequence = tcp.sequence.wrapping_sub(self.local_isn.offset(syn));
-        // The answer to a SYN names the script's own number, others relative ones.
+        // The answer to a SYN names the script's number, others relative ones.
         let offset = self.remote_isn.offset(syn);
         script.acknowledgment = tcp.acknowledgment.map(|number| number.wrapping_sub(offset));
         if let TcpOptions::List(list) = &mut script.options {
@@ -174,13 +174,13 @@ impl Flow {
         script
     }
 
-    /// The live sequence number of what went out with the script's.
+    /// The live sequence number of an outbound segment with the script's number.
     pub(super) fn live_sequence(&self, sequence: u32) -> u32 {
         sequence.wrapping_add(self.local_isn.offset(false))
     }
 
-    /// Where in its stream the first byte of an outbound segment is, from the
-    /// script's sequence number.
+    /// Position of an outbound segment's first byte in its stream, from the script's
+    /// sequence number.
     pub(super) fn position(sequence: u32) -> u64 {
         u64::from(sequence.wrapping_sub(1))
     }

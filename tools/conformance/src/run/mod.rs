@@ -1,12 +1,12 @@
-//! Running a script: [`crate::script`] against the sockets that ship.
+//! Runs a script: [`crate::script`] on the production sockets.
 //!
-//! What lives here: the clock of a run, the script's numbers and the live ones,
-//! inbound packets built, outbound packets compared, calls made and their
-//! results checked. What may not: a rule of TCP.
+//! Lives here: the clock of a run, the mapping of the script's numbers to live ones,
+//! building inbound packets, comparing outbound packets, making calls and checking their
+//! results. Does not live here: a rule of TCP.
 //!
-//! Time is virtual, so that a script's times are exact: an event is at its time
-//! or the script fails, unless `--tolerance_usecs` or `--tolerance_percent`
-//! allow more. Every packet that leaves must be in the script.
+//! Time is virtual, so a script's times are exact. Each event happens at its time or the
+//! script fails, unless `--tolerance_usecs` or `--tolerance_percent` permit more. Every
+//! packet that leaves must be in the script.
 
 mod argument;
 mod call;
@@ -36,27 +36,27 @@ use crate::script::{
     Action, Assertion, Call, Direction, Event, Expression, ParseError, Position, Script, When,
 };
 
-/// Lines of the trace that a failure shows.
+/// Lines of the trace that a failure prints.
 const TRACE_SHOWN: usize = 30;
 
-/// How long a packet whose time does not matter (`*`) is waited for.
+/// How long to wait for a packet whose time does not matter (`*`).
 const TIMEOUT: Duration = Duration::from_secs(3600);
 
 /// Why a script has failed.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Failure {
-    /// The event's place in the script.
+    /// The event's position in the script.
     pub position: Position,
-    /// With which family of addresses.
+    /// The family of addresses.
     pub family: Family,
-    /// What was expected and what happened, perhaps in several lines.
+    /// The expected and the actual outcome, possibly in several lines.
     pub message: String,
-    /// What had happened before, in the script's notation.
+    /// The preceding events, in the script's notation.
     pub trace: Vec<String>,
 }
 
 impl fmt::Display for Failure {
-    /// `line:column: …`, to be put after the file's name.
+    /// `line:column: …`, to be printed after the file's name.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let family = self.family.name();
         writeln!(f, "{}: with {family}: {}", self.position, self.message)?;
@@ -73,10 +73,10 @@ impl fmt::Display for Failure {
 
 impl std::error::Error for Failure {}
 
-/// Runs a script with every family that it is for.
+/// Runs a script with each of its address families.
 ///
 /// # Errors
-/// The first failure; an option line that is wrong counts as one.
+/// The first failure; an invalid option line counts as one.
 pub fn run(script: &Script) -> Result<(), Failure> {
     let wrong = |error: ParseError| Failure {
         position: error.position,
@@ -90,11 +90,11 @@ pub fn run(script: &Script) -> Result<(), Failure> {
     Ok(())
 }
 
-/// Runs a script with one family of addresses, whatever it says itself.
+/// Runs a script with one address family, whatever the script itself selects.
 ///
 /// # Errors
-/// The first event that did not happen as the script says, or a packet or call
-/// that is left over at its end.
+/// The first event that did not happen as in the script, or a packet or call left over at
+/// its end.
 pub fn run_with(script: &Script, family: Family) -> Result<(), Failure> {
     let settings = Settings::new(script, family).map_err(|error| Failure {
         position: error.position,
@@ -142,7 +142,7 @@ pub fn run_with(script: &Script, family: Family) -> Result<(), Failure> {
     })
 }
 
-/// What is wrong, and where if it is not the event that is run.
+/// An error, and its position if it is not the current event.
 struct Wrong {
     position: Option<Position>,
     message: String,
@@ -161,16 +161,16 @@ impl From<String> for Wrong {
 struct Pending {
     position: Position,
     call: Call,
-    /// When the script says that it returns.
+    /// When it must return, according to the script.
     until: Duration,
-    /// The time since the event before, for the tolerance.
+    /// The time since the previous event, for the tolerance.
     since: Duration,
 }
 
 /// A script that runs.
 struct Run {
     settings: Settings,
-    // Before the worker: its end is that of a call that still sleeps.
+    // Before the worker: dropping it ends a call that still sleeps.
     host: Host,
     worker: Worker,
     calls: Calls,
@@ -178,10 +178,10 @@ struct Run {
     /// The flow of packets without ports.
     current: usize,
     next_port: u16,
-    /// Packets that have left and are in no line of the script so far.
+    /// Packets that have left and match no line of the script so far.
     sent: VecDeque<(Duration, Vec<u8>)>,
     pending: Option<Pending>,
-    /// When the event before was over.
+    /// When the previous event was over.
     last: Duration,
     trace: Vec<String>,
 }
@@ -201,7 +201,7 @@ impl Run {
         match &event.action {
             Action::Packet(packet) if packet.direction == Direction::Outbound => {
                 let any = event.when == When::Any;
-                // A packet whose time does not matter may have left before.
+                // A packet whose time does not matter may have left earlier.
                 let earliest = if any { Duration::ZERO } else { start };
                 self.outbound(packet, earliest, end, tolerance)?;
             }
@@ -233,13 +233,13 @@ impl Run {
         Ok(())
     }
 
-    /// By how much an event may be off, so long after the one before.
+    /// The tolerance of an event, given the time since the previous one.
     fn tolerance(&self, since: Duration) -> Duration {
         let part = since.mul_f64(self.settings.tolerance_percent / 100.0);
         self.settings.tolerance.max(part)
     }
 
-    /// Lets time pass until an event that the script makes happen.
+    /// Advances the clock to an event that the script causes.
     fn reach(&mut self, at: Duration, tolerance: Duration) -> Result<(), Wrong> {
         let now = self.host.now();
         if at + tolerance < now {
@@ -253,8 +253,8 @@ impl Run {
         self.advance(at)
     }
 
-    /// Moves the clock; what leaves is collected, and a call that blocks made
-    /// again whenever something has happened.
+    /// Moves the clock. Collects outbound packets, and repeats a blocking call whenever
+    /// something has happened.
     fn advance(&mut self, to: Duration) -> Result<(), Wrong> {
         loop {
             let before = self.host.now();
@@ -268,13 +268,13 @@ impl Run {
         }
     }
 
-    /// When something happens next by itself.
+    /// The time of the next spontaneous event.
     fn next_wake(&self) -> Option<Duration> {
         self.host.next_event()
     }
 
-    /// After anything has happened: collects what left, and sees whether a call that
-    /// blocked has returned.
+    /// After any event, collects outbound packets, and checks whether a blocked call has
+    /// returned.
     fn run_until_idle(&mut self) -> Result<(), Wrong> {
         self.host.run_until_idle();
         self.collect();
@@ -305,7 +305,7 @@ impl Run {
         Ok(())
     }
 
-    /// Makes a call; what checks it, unless it blocks.
+    /// Makes a call; returns its check, unless it blocks.
     fn make(&mut self, job: Job) -> Option<Check> {
         self.worker.make(job);
         self.host.run_until_idle();
@@ -371,7 +371,7 @@ impl Run {
         }
     }
 
-    /// Lets time pass until the call that blocks has returned.
+    /// Advances the clock until the blocked call has returned.
     fn finish_pending(&mut self) -> Result<(), Wrong> {
         let Some(pending) = &self.pending else {
             return Ok(());
@@ -401,7 +401,7 @@ impl Run {
             .posix()
             .tcp_info(fd)
             .map_err(|errno| format!("TCP_INFO is not to be had: {errno:?}"))?;
-        // What the connection's numbers were, for the message.
+        // The connection's values, for the message.
         let numbers = RefCell::new(BTreeMap::new());
         let look_up = |name: &str| match info.field(name) {
             Some(value) => {
@@ -429,7 +429,7 @@ impl Run {
         Err(here(message))
     }
 
-    /// At the end nothing may be left over.
+    /// Checks that nothing is left over at the end.
     fn finish(&mut self) -> Result<(), Wrong> {
         self.finish_pending()?;
         self.collect();
@@ -449,7 +449,7 @@ impl Run {
     }
 }
 
-/// What a call has returned against what the script says.
+/// Compares a call's result with the script's.
 fn check_result(call: &Call, returned: Returned) -> Result<(), String> {
     let expected = match (&call.result, &call.errno) {
         (Expression::Ellipsis, _) => return Ok(()),
@@ -472,7 +472,7 @@ fn check_result(call: &Call, returned: Returned) -> Result<(), String> {
     }
 }
 
-/// A time as scripts have it.
+/// A time in script notation.
 fn seconds(time: Duration) -> String {
     format!("{:.6}", time.as_secs_f64())
 }

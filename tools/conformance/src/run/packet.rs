@@ -1,4 +1,4 @@
-//! Packets of a running script: those it sends and those it expects.
+//! Packets of a running script: those that it sends and those that it expects.
 
 use core::time::Duration;
 use std::net::SocketAddr;
@@ -10,13 +10,13 @@ use super::flow::Flow;
 use super::{Run, Wrong, seconds};
 use crate::script::{Icmp, IpFields, Packet, Quoted, Tcp, TcpFlags, TcpOptions, Transport};
 
-/// The peer's port of the first connection to us.
+/// The peer's port for the first connection to us.
 pub(super) const FIRST_PORT: u16 = 40_000;
 
 const SYN: u8 = 0x02;
 
 impl Run {
-    /// Sends a packet of the script's to the host.
+    /// Sends one of the script's packets to the host.
     pub(super) fn inbound(&mut self, packet: &Packet) -> Result<(), Wrong> {
         let now = self.host.now();
         let bytes = match &packet.transport {
@@ -98,8 +98,8 @@ impl Run {
             .ok_or_else(|| "there is no connection that the packet could belong to".to_owned())
     }
 
-    /// Waits for a packet of the script's to leave, between two times, and
-    /// compares it.
+    /// Waits for one of the script's packets to leave, between two times, and compares
+    /// it.
     pub(super) fn outbound(
         &mut self,
         packet: &Packet,
@@ -148,7 +148,7 @@ impl Run {
                 return Ok(sent);
             }
             let now = self.host.now();
-            // What is due now is done once; after that only time helps.
+            // Work that is due now is done once; after that only time helps.
             self.advance(now)?;
             if !self.sent.is_empty() {
                 continue;
@@ -167,8 +167,8 @@ impl Run {
         }
     }
 
-    /// Compares a packet that left with what is left of a line; the bytes of
-    /// payload that it covers.
+    /// Compares an outbound packet with the rest of a line; returns the bytes of payload
+    /// that it covers.
     fn compare(
         &mut self,
         packet: &Packet,
@@ -231,8 +231,8 @@ impl Run {
         Ok(segment.tcp.length)
     }
 
-    /// The flow of a segment that left: one that is known, or a new one that the
-    /// host has begun.
+    /// The flow of an outbound segment: a known one, or a new one that the host has
+    /// begun.
     fn flow_of_sent(&mut self, expected: &Tcp, segment: &Segment) -> usize {
         let found = self
             .flows
@@ -253,7 +253,7 @@ impl Run {
         self.current
     }
 
-    /// A packet that no line of the script is for, as one would be written.
+    /// An outbound packet that matches no line, in script notation.
     pub(super) fn unexpected(&mut self, bytes: &[u8]) -> String {
         match datagram::parse(bytes) {
             Ok(segment) => {

@@ -1,4 +1,4 @@
-//! What a script's option lines and commands ask for.
+//! Settings from a script's option lines and commands.
 
 use core::time::Duration;
 use std::net::IpAddr;
@@ -8,7 +8,7 @@ use crate::script::{Command, OptionLine, ParseError, Position, Script};
 use tidewall_protocol::tcp::{Sysctl, SysctlError};
 use tidewall_protocol::timer::TICK;
 
-/// The family of addresses that a script runs with.
+/// The address family with which a script runs.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub enum Family {
     /// IPv4 packets, AF_INET sockets.
@@ -20,7 +20,7 @@ pub enum Family {
 }
 
 impl Family {
-    /// As `--ip_version` has it.
+    /// The name used by `--ip_version`.
     #[must_use]
     pub const fn name(self) -> &'static str {
         match self {
@@ -46,21 +46,20 @@ pub(super) struct Settings {
     pub(super) remote: IpAddr,
     pub(super) bind_port: u16,
     pub(super) connect_port: u16,
-    /// By how much an event may be off its time.
+    /// By how much an event may miss its time.
     pub(super) tolerance: Duration,
-    /// The same in parts of the time since the event before.
+    /// The same as a fraction of the time since the previous event.
     pub(super) tolerance_percent: f64,
-    /// The unit of timestamps, checked where it is set.
+    /// The unit of timestamps, which are checked if it is set.
     pub(super) timestamp_tick: Option<Duration>,
-    /// Timestamp echoes may be of packets that were never sent.
+    /// Timestamp echoes may belong to packets that were never sent.
     pub(super) scaled_echo: bool,
-    /// One line of the script is one packet, never several that follow on.
+    /// One line of the script is one packet, never several consecutive ones.
     pub(super) strict_segments: bool,
     pub(super) host: HostConfig,
 }
 
-/// The families that a script is to run with: the one that it names, or IPv4 and
-/// IPv6.
+/// The families with which a script must run: the one that it names, or IPv4 and IPv6.
 ///
 /// # Errors
 /// `--ip_version` is none of the three.
@@ -105,8 +104,8 @@ impl Settings {
             remote,
             bind_port: 8080,
             connect_port: 8080,
-            // The stack's timers are late by a tick at most, and a line may be about
-            // what several of them do.
+            // The stack's timers are at most a tick late, and a line may depend on
+            // several of them.
             tolerance: TICK * 4,
             tolerance_percent: 0.0,
             timestamp_tick: None,
@@ -136,7 +135,7 @@ impl Settings {
                 .and_then(|value| value.parse().ok())
                 .ok_or_else(|| expected(option, what))
         }
-        // An hour is more than any script can mean, and no sum overflows.
+        // No script needs more than an hour, and no sum overflows.
         let most = Duration::from_secs(3600);
         let microseconds = || -> Result<Duration, ParseError> {
             let value = value(option, "MICROSECONDS").map(Duration::from_micros)?;
@@ -167,7 +166,7 @@ impl Settings {
             "mtu" => self.host.mtu = value(option, "BYTES")?,
             "local_ip" => self.local = address(self.local)?,
             "remote_ip" => self.remote = address(self.remote)?,
-            // Looked at elsewhere, or of how the public tool reaches a kernel.
+            // Processed elsewhere, or about how the public tool reaches a kernel.
             "ip_version" | "define" | "gateway_ip" | "netmask_ip" | "speed" | "init_scripts"
             | "send_omit_free" | "is_anyip" | "verbose" | "debug" | "code_command"
             | "code_format" | "code_sockopt" | "non_fatal" | "mss" => {}
@@ -182,7 +181,7 @@ impl Settings {
     }
 }
 
-/// Puts a command's settings into kernel parameters.
+/// Applies a command's settings to kernel parameters.
 pub(super) fn apply(command: &Command, sysctl: &mut Sysctl) -> Result<(), String> {
     for (name, value) in &command.settings {
         let short = name.strip_prefix("net.ipv4.").unwrap_or_default();
@@ -192,9 +191,10 @@ pub(super) fn apply(command: &Command, sysctl: &mut Sysctl) -> Result<(), String
             Err(SysctlError::Unknown) => format!("{name} is not a setting of this stack"),
         };
         match (short, value.trim()) {
-            // How long Linux waits to make a burst; the engine does not.
+            // How long Linux waits to build a burst; the engine does not wait.
             ("tcp_tso_win_divisor", _) => {}
-            // Of Linux's own, only the value that makes it do as this stack does.
+            // A Linux-specific setting: only the value with which Linux behaves like this
+            // stack is accepted.
             ("tcp_syn_linear_timeouts", "0")
             | ("tcp_rfc1337" | "tcp_syncookies", "1")
             | ("tcp_retries1", "3") => {}

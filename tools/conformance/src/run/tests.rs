@@ -1,4 +1,4 @@
-//! That what differs is found: a runner that passes everything tests nothing.
+//! Differences must be detected: a runner that passes everything tests nothing.
 
 use super::*;
 use crate::script::parse;
@@ -11,12 +11,12 @@ const HANDSHAKE: &str = "0 socket(..., SOCK_STREAM, IPPROTO_TCP) = 3
     +.1 < . 1:1(0) ack 1 win 65535
     +0 accept(3, ..., ...) = 4\n";
 
-/// Runs what follows a handshake.
+/// Runs the events after a handshake.
 fn after(text: &str) -> Result<(), Failure> {
     run(&parse(&format!("{HANDSHAKE}{text}")).unwrap())
 }
 
-/// Why it fails.
+/// The reason of a failure.
 fn failure(text: &str) -> String {
     match after(text) {
         Ok(()) => panic!("passes: {text}"),
@@ -200,7 +200,7 @@ fn control_messages_are_compared() {
 
 #[test]
 fn bytes_are_compared_with_what_was_written() {
-    // The second reader would have to find what the first one took.
+    // The second reader would need the data that the first one took.
     after(
         "+0 < P. 1:101(100) ack 1 win 65535
         +0 > . 1:1(0) ack 101
@@ -215,7 +215,7 @@ fn bytes_are_compared_with_what_was_written() {
         +0 read(4, \"hello\", 10) = 10",
     );
     assert!(message.contains("expected \"hello\""), "{message}");
-    // Data of the script's own.
+    // The script's own data.
     after("+0 write(4, \"hello\", 5) = 5\n+0 > P. 1:6(5) ack 1").unwrap();
 }
 
@@ -274,7 +274,7 @@ fn echoes_are_of_what_was_sent() {
     assert!(message.contains("`ecr 555`"), "{message}");
     let scaled = format!("--tcp_ts_ecr_scaled\n{script}");
     run(&parse(&scaled).unwrap()).unwrap();
-    // Values count where the script says of what unit they are.
+    // Values count if the script states their unit.
     let clock = script.replace("ecr 555", "ecr 100")
         + "\n+.4 accept(3, ..., ...) = 4
         +0 write(4, ..., 1) = 1

@@ -1,4 +1,4 @@
-//! The thread that makes a script's calls, where they may wait.
+//! The thread that makes a script's calls, so that they may block.
 
 use std::io;
 use std::sync::Arc;
@@ -10,7 +10,7 @@ use tidewall_posix::Posix;
 use super::call::{Check, Job};
 use crate::host::Time;
 
-/// See the module.
+/// See the module documentation.
 pub(super) struct Worker {
     time: Arc<Time>,
     jobs: Option<Sender<Job>>,
@@ -25,7 +25,7 @@ impl Worker {
         let (posix, clock) = (posix.clone(), time.clone());
         let thread = Builder::new().name("calls".to_owned()).spawn(move || {
             for job in to_make {
-                // Who has gone needs no result.
+                // A receiver that is gone needs no result.
                 let _ = made.send(job(&posix));
                 clock.leave();
             }
@@ -50,7 +50,7 @@ impl Worker {
         }
     }
 
-    /// What checks the call, once it has returned.
+    /// The check of the call, once it has returned.
     pub(super) fn finished(&self) -> Option<Check> {
         self.checks.try_recv().ok()
     }
@@ -61,7 +61,7 @@ impl Drop for Worker {
         self.time.end();
         self.jobs = None;
         if let Some(thread) = self.thread.take() {
-            // Nobody is there to hear of a panic.
+            // Nothing is left to report a panic to.
             let _ = thread.join();
         }
     }

@@ -1,5 +1,5 @@
-//! `%{ assert tcpi_snd_cwnd == 10, "why" }%`: conditions on numbers of the
-//! connection. The operators are Python's, on whole numbers (`/` rounds down).
+//! `%{ assert tcpi_snd_cwnd == 10, "why" }%`: conditions on a connection's values. The
+//! operators are Python's, on integers (`/` rounds down).
 
 use super::lexer::{Kind, Position};
 use super::parser::{Cursor, ParseError};
@@ -7,13 +7,13 @@ use super::parser::{Cursor, ParseError};
 /// One `assert`.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Assertion {
-    /// Where it stands.
+    /// Its position.
     pub position: Position,
-    /// What must not be zero.
+    /// The condition, which must not be zero.
     pub condition: Term,
-    /// The condition as it is written.
+    /// The condition as written.
     pub text: String,
-    /// What to say if it is zero, as it is written.
+    /// The message if it is zero, as written.
     pub message: Option<String>,
 }
 
@@ -61,18 +61,18 @@ pub enum Operator {
 /// Why a condition has no value.
 #[derive(Clone, PartialEq, Eq, Debug, thiserror::Error)]
 pub enum EvaluationError {
-    /// A name that nobody knows.
+    /// An unknown name.
     #[error("`{0}` is not known here")]
     Unknown(String),
     /// Division by zero, or a number beyond 128 bits.
     #[error("division by zero or a number too large")]
     Arithmetic,
-    /// A text where a number should be, or a function's wrong arguments.
+    /// A text instead of a number, or wrong arguments of a function.
     #[error("a number was expected")]
     Kind,
 }
 
-/// The statements of one `%{ }%`, which hold `code`.
+/// The statements of one `%{ }%` with content `code`.
 pub(super) fn assertions(cursor: &mut Cursor, code: &str) -> Result<Vec<Assertion>, ParseError> {
     let written = |from: usize, to: usize| {
         let text = code.get(from..to).unwrap_or_default();
@@ -119,11 +119,11 @@ pub(super) fn assertions(cursor: &mut Cursor, code: &str) -> Result<Vec<Assertio
     Ok(all)
 }
 
-/// How tightly a comparison binds: between `not` and `|`.
+/// The precedence of a comparison: between `not` and `|`.
 const COMPARISON: u8 = 3;
 
 impl Term {
-    /// Parses operators that bind at least as tightly as `level`.
+    /// Parses operators of precedence `level` or higher.
     fn parse(cursor: &mut Cursor, level: u8) -> Result<Self, ParseError> {
         cursor.nested(|cursor| {
             if level <= 2 && cursor.keyword("not") {
@@ -205,10 +205,10 @@ impl Term {
         }
     }
 
-    /// Its value; `look_up` gives those of names.
+    /// Its value; `look_up` returns the values of names.
     ///
     /// # Errors
-    /// A name is not known, a text is in the way, or the arithmetic fails.
+    /// A name is unknown, a text is in the wrong place, or the arithmetic fails.
     pub fn evaluate(&self, look_up: &dyn Fn(&str) -> Option<i64>) -> Result<i128, EvaluationError> {
         let value = |term: &Self| term.evaluate(look_up);
         match self {
@@ -221,7 +221,7 @@ impl Term {
             Self::Unary(_, inner) => value(inner)?
                 .checked_neg()
                 .ok_or(EvaluationError::Arithmetic),
-            // The right side of these counts only if the left does not decide.
+            // The right side is evaluated only if the left does not decide.
             Self::Binary(Operator::And, left, right) => {
                 Ok((value(left)? != 0 && value(right)? != 0).into())
             }
@@ -280,7 +280,7 @@ fn compare(operator: Operator, left: i128, right: i128) -> bool {
     }
 }
 
-/// The operator that is next, how tightly it binds, and of how many tokens it is.
+/// The next operator, its precedence, and its number of tokens.
 fn next_operator(cursor: &Cursor) -> Option<(Operator, u8, u8)> {
     let equals = *cursor.peek_second() == Kind::Mark('=');
     Some(match cursor.peek() {

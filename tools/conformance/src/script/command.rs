@@ -1,18 +1,20 @@
-//! What may stand between backticks: settings, no shell.
+//! The content of backticks: settings, not a shell.
 
 /// Settings by their names in `/proc/sys`, with dots: `net.ipv4.tcp_ecn`.
 ///
-/// These forms are taken, separated by newlines, `;` or `&&`:
-/// `sysctl -q net.ipv4.tcp_ecn=1 …`, `…/set_sysctls.py /proc/sys/net/ipv4/tcp_ecn=1 …`,
-/// `…/defaults.sh` (the public suite's settings, as far as they are not the
-/// defaults here) and, as doing nothing, the suite's restoring of settings.
+/// These forms are accepted, separated by newlines, `;` or `&&`:
+/// - `sysctl -q net.ipv4.tcp_ecn=1 …`;
+/// - `…/set_sysctls.py /proc/sys/net/ipv4/tcp_ecn=1 …`;
+/// - `…/defaults.sh`: the public suite's settings, as far as they are not the defaults
+///   here;
+/// - the suite's restoring of settings, which does nothing.
 #[derive(Clone, PartialEq, Eq, Debug, Default)]
 pub struct Command {
-    /// Name and value, in order.
+    /// Names and values, in order.
     pub settings: Vec<(String, String)>,
 }
 
-/// What the public suite's scripts presume.
+/// Settings that the public suite's scripts presume.
 const SUITE_DEFAULTS: [(&str, &str); 5] = [
     ("net.ipv4.tcp_rmem", "4096 540000 15728640"),
     ("net.ipv4.tcp_wmem", "4096 262144 4194304"),
@@ -22,7 +24,7 @@ const SUITE_DEFAULTS: [(&str, &str); 5] = [
 ];
 
 impl Command {
-    /// Reads what stood between the backticks; `Err` says what is wrong.
+    /// Parses the content of the backticks; `Err` describes the error.
     pub(super) fn parse(text: &str) -> Result<Self, String> {
         let mut command = Self::default();
         let text = text.replace("\\\n", " ").replace("&&", "\n");
@@ -69,7 +71,7 @@ impl Command {
     }
 }
 
-/// Words, parted at blanks that are not in quotes; the quotes are dropped.
+/// Words, split at blanks outside quotes; the quotes are dropped.
 fn words(line: &str) -> Vec<String> {
     let mut words = Vec::new();
     let mut word = String::new();

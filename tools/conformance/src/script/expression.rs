@@ -5,10 +5,10 @@ use core::fmt;
 use super::lexer::Kind;
 use super::parser::{Cursor, ParseError};
 
-/// An argument or a result as written. What a name means, the runner knows.
+/// An argument or a result as written. The runner knows the meaning of names.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub enum Expression {
-    /// `...`: the runner fills it in, or does not care.
+    /// `...`: the runner fills it in, or ignores it.
     Ellipsis,
     /// A number, decimal or after `0x`.
     Integer(i64),
@@ -20,7 +20,7 @@ pub enum Expression {
     Or(Vec<Expression>),
     /// `events=EPOLLIN`, `msg_iov(1)=[…]`
     Assign {
-        /// Of the field.
+        /// Name of the field.
         name: String,
         /// In parentheses after the name.
         arguments: Vec<Expression>,
@@ -29,19 +29,19 @@ pub enum Expression {
     },
     /// `htons(8080)`
     Call {
-        /// Of the function.
+        /// Name of the function.
         name: String,
         /// In the parentheses.
         arguments: Vec<Expression>,
     },
-    /// `[1, 2]`: what a pointer points to.
+    /// `[1, 2]`: the target of a pointer.
     List(Vec<Expression>),
     /// `{…}`: a structure.
     Structure(Vec<Expression>),
 }
 
 impl Expression {
-    /// Expressions and commas up to `end`, which is taken too.
+    /// Expressions and commas up to `end`, which is consumed too.
     pub(super) fn list(cursor: &mut Cursor, end: char) -> Result<Vec<Self>, ParseError> {
         let mut list = Vec::new();
         if cursor.mark(end) {
@@ -63,8 +63,8 @@ impl Expression {
         })
     }
 
-    /// What a call returns: a word before a parenthesis is an errno or a flag with
-    /// a note after it, not a function.
+    /// The result of a call: a word before a parenthesis is an errno or a flag with a
+    /// note after it, not a function.
     pub(super) fn result(cursor: &mut Cursor) -> Result<Self, ParseError> {
         let first = Self::unit(cursor, false)?;
         Self::or(cursor, first, false)

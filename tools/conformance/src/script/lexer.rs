@@ -1,8 +1,8 @@
-//! Text to tokens.
+//! Converts text to tokens.
 
 use core::fmt;
 
-/// Where in a script something stands.
+/// A position in a script.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
 pub struct Position {
     /// From 1.
@@ -17,12 +17,12 @@ impl fmt::Display for Position {
     }
 }
 
-/// What a token is.
+/// The kind of a token.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub(super) enum Kind {
     /// `--name` or `--name=value`; the value without its quotes.
     Option(String, Option<String>),
-    /// A number as written: digits, perhaps a sign, perhaps a fraction.
+    /// A number as written: digits, optionally a sign and a fraction.
     Number(String),
     /// A number after `0x`.
     Hex(u64),
@@ -38,7 +38,7 @@ pub(super) enum Kind {
     Ellipsis,
     /// Any other character.
     Mark(char),
-    /// The text is over.
+    /// The end of the text.
     End,
 }
 
@@ -58,23 +58,23 @@ impl fmt::Display for Kind {
     }
 }
 
-/// A token and where it begins.
+/// A token and its start.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub(super) struct Token {
     pub(super) kind: Kind,
     pub(super) position: Position,
-    /// Bytes before it in the text.
+    /// Its byte offset in the text.
     pub(super) offset: usize,
 }
 
-/// Why text cannot be cut into tokens.
+/// Why text cannot be split into tokens.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub(super) struct LexError {
     pub(super) position: Position,
     pub(super) message: String,
 }
 
-/// The tokens of a script, the last of them [`Kind::End`].
+/// The tokens of a script; the last is [`Kind::End`].
 pub(super) fn tokens(text: &str) -> Result<Vec<Token>, LexError> {
     let position = Position { line: 1, column: 1 };
     all(Lexer {
@@ -84,8 +84,8 @@ pub(super) fn tokens(text: &str) -> Result<Vec<Token>, LexError> {
     })
 }
 
-/// The tokens of the code between `%{` and `}%`, which begins at `position`: as
-/// in Python, `'` quotes, `#` begins a comment and a backslash may end a line.
+/// The tokens of the code between `%{` and `}%`, which begins at `position`. As in
+/// Python, `'` quotes, `#` begins a comment and a backslash may end a line.
 pub(super) fn code_tokens(text: &str, position: Position) -> Result<Vec<Token>, LexError> {
     all(Lexer {
         rest: text,
@@ -145,7 +145,7 @@ impl<'a> Lexer<'a> {
         Some(char)
     }
 
-    /// Takes `prefix` if the text goes on with it.
+    /// Consumes `prefix` if the text continues with it.
     fn take(&mut self, prefix: &str) -> bool {
         let found = self.rest.starts_with(prefix);
         if found {
@@ -166,7 +166,7 @@ impl<'a> Lexer<'a> {
             .unwrap_or_default()
     }
 
-    /// All before `end`, which is taken too.
+    /// Everything before `end`, which is consumed too.
     fn until(&mut self, end: &str, what: &str) -> Result<&'a str, LexError> {
         let position = self.position;
         let start = self.rest;
@@ -255,7 +255,7 @@ impl<'a> Lexer<'a> {
             return Ok(Kind::Option(name, None));
         }
         let mut value = String::new();
-        // Quotes may stand in the middle: --define=NAME="a b".
+        // Quotes may be in the middle: --define=NAME="a b".
         while let Some(char) = self.peek() {
             if char.is_whitespace() {
                 break;
@@ -270,7 +270,7 @@ impl<'a> Lexer<'a> {
         Ok(Kind::Option(name, Some(value)))
     }
 
-    /// What stands before `end`, which is taken too.
+    /// Everything before `end`, which is consumed too.
     fn string(&mut self, end: char) -> Result<String, LexError> {
         let position = self.position;
         let mut text = String::new();
@@ -312,7 +312,7 @@ impl<'a> Lexer<'a> {
         ))
     }
 
-    /// A number, or the mark with which one could have begun.
+    /// A number, or the mark with which it could have begun.
     fn number(&mut self) -> Kind {
         let digit = |text: &str, at: usize| text.as_bytes().get(at).is_some_and(u8::is_ascii_digit);
         let signed = self.rest.starts_with('-');
@@ -329,7 +329,7 @@ impl<'a> Lexer<'a> {
             self.next();
             text.push('-');
         } else if digit(self.rest, 0) {
-            // `0x1f`, or a word that begins with a digit: a cookie, say.
+            // `0x1f`, or a word that begins with a digit, such as a cookie.
             let run = self.rest.len() - self.rest.trim_start_matches(is_word).len();
             let run = self.rest.get(..run).unwrap_or_default();
             if !run.bytes().all(|byte| byte.is_ascii_digit()) {

@@ -1,17 +1,19 @@
 //! Packet scripts, in the notation of the public packetdrill tool.
 //!
-//! What lives here: text to [`Script`] and back, without running anything. What
-//! may not: sockets, the engine, a clock; [`crate::run`] has those.
+//! Lives here: converting text to [`Script`] and back, without running anything. Does not
+//! live here: sockets, the engine, a clock; [`crate::run`] has those.
 //!
 //! ```text
 //! text ─► lexer ─► parser (packet, expression, assertion, command) ─► Script
 //! ```
 //!
-//! The notation is that of "packetdrill: Scriptable Network Stack Testing, from
-//! Sockets to Packets" (Cardwell et al., USENIX ATC 2013) and of the tool's
-//! `syntax.md`. Differences: no shell (only settings by `sysctl`, see
-//! [`Command`]), no Python (`%{ }%` holds [`Assertion`]s), no encapsulation
-//! (GRE, MPLS, PSP), and `win *` for a window that does not matter.
+//! The notation is that of "packetdrill: Scriptable Network Stack Testing, from Sockets
+//! to Packets" (Cardwell et al., USENIX ATC 2013) and of the tool's `syntax.md`. The
+//! differences:
+//! - no shell, only settings by `sysctl` (see [`Command`]);
+//! - no Python: `%{ }%` holds [`Assertion`]s;
+//! - no encapsulation (GRE, MPLS, PSP);
+//! - `win *` for a window that does not matter.
 
 mod assertion;
 mod command;

@@ -1,4 +1,4 @@
-//! What a script says.
+//! The content of a script.
 
 use core::time::Duration;
 
@@ -11,7 +11,7 @@ pub struct Script {
     pub options: Vec<OptionLine>,
     /// Settings before the first event.
     pub init: Option<Command>,
-    /// What happens, in order.
+    /// The events, in order.
     pub events: Vec<Event>,
     /// Settings after the last event.
     pub cleanup: Option<Command>,
@@ -20,7 +20,7 @@ pub struct Script {
 /// `--name=value`.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct OptionLine {
-    /// Where it stands.
+    /// Its position.
     pub position: Position,
     /// Without the dashes.
     pub name: String,
@@ -28,63 +28,62 @@ pub struct OptionLine {
     pub value: Option<String>,
 }
 
-/// One line: a time and what happens then.
+/// One line: a time and an action.
 #[derive(Clone, PartialEq, Debug)]
 pub struct Event {
-    /// Where it begins.
+    /// Its start.
     pub position: Position,
-    /// When it happens.
+    /// The time.
     pub when: When,
-    /// What happens.
+    /// The action.
     pub action: Action,
 }
 
-/// The time of an event. Absolute times count from the script's start, relative
-/// ones from the moment when the event before was over (a call that blocks is
-/// over, in this respect, when it begins).
+/// The time of an event. Absolute times count from the script's start, relative ones from
+/// the end of the previous event. A blocking call counts as ended when it begins.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum When {
     /// `0.5`
     Absolute(Duration),
     /// `+0.5`
     Relative(Duration),
-    /// `0.5~0.6`: at any time between, the ends included. Outbound packets only.
+    /// `0.5~0.6`: at any time in this range, both ends included. Outbound packets only.
     AbsoluteRange(Duration, Duration),
     /// `+0.5~+0.6`. Outbound packets only.
     RelativeRange(Duration, Duration),
-    /// `*`: whenever. Outbound packets only.
+    /// `*`: at any time. Outbound packets only.
     Any,
 }
 
-/// What happens.
+/// The action of an event.
 #[derive(Clone, PartialEq, Debug)]
 pub enum Action {
-    /// A packet comes in or must go out.
+    /// A packet arrives or must leave.
     Packet(Packet),
     /// A system call.
     Call(Call),
-    /// Settings are changed.
+    /// Settings change.
     Command(Command),
-    /// `%{ }%`: something must be true.
+    /// `%{ }%`: conditions that must be true.
     Assertions(Vec<Assertion>),
 }
 
-/// A system call and what it must give.
+/// A system call and its expected result.
 #[derive(Clone, PartialEq, Debug)]
 pub struct Call {
     /// Its name: `socket`, `write` …
     pub name: String,
-    /// What it is given, and what it gives back through its pointers.
+    /// Its arguments, and its results through pointers.
     pub arguments: Vec<Expression>,
-    /// What it returns.
+    /// Its return value.
     pub result: Expression,
     /// The errno that goes with -1, by name.
     pub errno: Option<String>,
-    /// If it blocks: when it returns, counted as its event's time is.
+    /// If it blocks: when it returns, with the same origin as its event's time.
     pub until: Option<Duration>,
 }
 
-/// From where to where.
+/// The direction of a packet.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Direction {
     /// `<`: to the stack.
@@ -96,11 +95,11 @@ pub enum Direction {
 /// A packet.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Packet {
-    /// From where to where.
+    /// The direction.
     pub direction: Direction,
-    /// What it says of the IP header.
+    /// The fields of the IP header.
     pub ip: IpFields,
-    /// What is in it.
+    /// The content.
     pub transport: Transport,
 }
 
@@ -128,11 +127,11 @@ pub enum EcnCheck {
     Capable1,
     /// `ce`: 11.
     Experienced,
-    /// `ect01`: either of the two; outbound packets only.
+    /// `ect01`: either ECT codepoint; outbound packets only.
     CapableAny,
 }
 
-/// What is in a packet.
+/// The content of a packet.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub enum Transport {
     /// TCP.
@@ -153,11 +152,11 @@ pub struct TcpFlags {
     pub accurate_ecn: bool,
 }
 
-/// A TCP segment. Sequence numbers are the script's: each direction's begin
-/// where its SYN says, usually at zero.
+/// A TCP segment. Sequence numbers are the script's: each direction's begin at its SYN's
+/// number, usually zero.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Tcp {
-    /// Source and destination port, where a script has more than one flow.
+    /// Source and destination port, if a script has more than one flow.
     pub ports: Option<(u16, u16)>,
     /// The control bits.
     pub flags: TcpFlags,
@@ -167,8 +166,7 @@ pub struct Tcp {
     pub length: u16,
     /// The acknowledgment number, with ACK.
     pub acknowledgment: Option<u32>,
-    /// The window field as on the wire, unscaled; `None`: any (outbound) or none
-    /// given.
+    /// The window field as on the wire, unscaled. `None`: any (outbound), or none given.
     pub window: Option<u16>,
     /// The urgent pointer.
     pub urgent: u16,
@@ -181,7 +179,7 @@ pub struct Tcp {
 pub enum TcpOptions {
     /// `<...>`: any. Outbound packets only.
     Any,
-    /// These, in this order.
+    /// Exactly these, in this order.
     List(Vec<TcpOption>),
 }
 
@@ -209,15 +207,15 @@ pub enum TcpOption {
     },
     /// `FO`, `FO 0a1b2c3d` (RFC 7413).
     FastOpen(Vec<u8>),
-    /// `FOEXP`: the same by the experimental option 254 with 0xf989.
+    /// `FOEXP`: the same with the experimental option 254 with 0xf989.
     FastOpenExperimental(Vec<u8>),
     /// `md5 …` (RFC 2385).
     Md5(Vec<u8>),
-    /// `generic 0x99 0a0b` (ours): any kind, with any data.
+    /// `generic 0x99 0a0b` (our extension): any kind, with any data.
     Other {
         /// The kind.
         kind: u8,
-        /// What follows the length.
+        /// The bytes after the length.
         data: Vec<u8>,
     },
 }
@@ -256,13 +254,13 @@ pub struct Icmp {
     pub code: Option<String>,
     /// `mtu N`
     pub mtu: Option<u32>,
-    /// `id N`, of an echo.
+    /// `id N` of an echo.
     pub id: Option<u16>,
-    /// What it quotes of the packet that caused it.
+    /// The quoted part of the packet that caused it.
     pub quoted: Option<Quoted>,
 }
 
-/// What an ICMP error quotes.
+/// The quotation in an ICMP error.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Quoted {
     /// `[1:1001(1000)]`: our segment with this sequence number and payload.

@@ -1,4 +1,4 @@
-//! Tokens to packets.
+//! Converts tokens to packets.
 
 use super::lexer::Kind;
 use super::parser::{Cursor, ParseError};
@@ -10,7 +10,7 @@ use super::{
 /// The most bytes of options (RFC 9293 §3.1).
 const OPTIONS_MAX: usize = 40;
 
-/// The packet that begins with the direction's mark, which is next.
+/// The packet that begins with the direction's mark, which is the next token.
 pub(super) fn packet(cursor: &mut Cursor, direction: Direction) -> Result<Packet, ParseError> {
     cursor.next();
     let ip = ip_fields(cursor, direction)?;
@@ -80,7 +80,7 @@ fn ip_fields(cursor: &mut Cursor, direction: Direction) -> Result<IpFields, Pars
     Ok(fields)
 }
 
-/// `8080 > 40000`, if the next is a number.
+/// `8080 > 40000`, if the next token is a number.
 fn ports(cursor: &mut Cursor) -> Result<Option<(u16, u16)>, ParseError> {
     if !matches!(cursor.peek(), Kind::Number(_)) {
         return Ok(None);
@@ -139,7 +139,7 @@ fn tcp(cursor: &mut Cursor, direction: Direction) -> Result<Tcp, ParseError> {
     let acknowledgment = match cursor.keyword("ack") {
         true if acknowledges => Some(cursor.integer("a sequence number of 32 bits")?),
         true => return Err(cursor.fail("`ack` without the flag `.`")),
-        // A reset that only looks like an acknowledgment need not name a number.
+        // A reset that only resembles an acknowledgment need not name a number.
         false => acknowledges.then_some(0),
     };
     let window = if cursor.keyword("win") {
@@ -237,7 +237,7 @@ fn sequence(cursor: &mut Cursor) -> Result<(u32, u16), ParseError> {
 fn options(cursor: &mut Cursor, direction: Direction) -> Result<TcpOptions, ParseError> {
     let mut options = Vec::new();
     let position = cursor.position();
-    // An outbound packet's `>` of the next event never follows a `<`.
+    // The `>` of a following outbound packet never comes after a `<`.
     if !cursor.mark('<') {
         return Ok(TcpOptions::List(options));
     }
@@ -337,7 +337,7 @@ fn sack(cursor: &mut Cursor) -> Result<TcpOption, ParseError> {
         let first = cursor.integer("a sequence number of 32 bits")?;
         cursor.expect(':', "`:` in a SACK block")?;
         blocks.push((first, cursor.integer("a sequence number of 32 bits")?));
-        // Four fill the options already, and the vector is bounded.
+        // Four blocks fill the options already, and the vector is bounded.
         if blocks.len() > 4 {
             return Err(cursor.fail("a SACK option has four blocks at the most"));
         }
@@ -348,7 +348,7 @@ fn sack(cursor: &mut Cursor) -> Result<TcpOption, ParseError> {
     Ok(TcpOption::Sack(blocks))
 }
 
-/// Pairs of hexadecimal digits; none is well.
+/// Pairs of hexadecimal digits; none are valid too.
 fn hexadecimal(cursor: &mut Cursor) -> Result<Vec<u8>, ParseError> {
     let digits = match cursor.peek() {
         Kind::Word(text) | Kind::Number(text) => text.clone(),

@@ -1,4 +1,4 @@
-//! Tokens to a [`Script`]: options, events, times, calls.
+//! Converts tokens to a [`Script`]: options, events, times, calls.
 
 use core::time::Duration;
 use std::collections::HashMap;
@@ -9,16 +9,16 @@ use super::{
     packet,
 };
 
-/// What may be nested in what, so deep: a script needs four.
+/// Maximum depth of nesting: a script needs four.
 const DEPTH_MAX: u8 = 32;
 
 /// Why text is not a script.
 #[derive(Clone, PartialEq, Eq, Debug, thiserror::Error)]
 #[error("{position}: {message}")]
 pub struct ParseError {
-    /// Where.
+    /// The position.
     pub position: Position,
-    /// What was expected, and what was found.
+    /// The expected and the actual text.
     pub message: String,
 }
 
@@ -31,10 +31,10 @@ impl From<LexError> for ParseError {
     }
 }
 
-/// Reads a script.
+/// Parses a script.
 ///
 /// # Errors
-/// Where the text is not one: the first place, and what was expected there.
+/// For text that is not a script: the first error, and what was expected there.
 pub fn parse(text: &str) -> Result<Script, ParseError> {
     let mut cursor = Cursor::new(lexer::tokens(text)?);
     let mut script = Script::default();
@@ -165,7 +165,7 @@ fn when(cursor: &mut Cursor) -> Result<When, ParseError> {
     })
 }
 
-/// Seconds, with nine digits of fraction at the most.
+/// Seconds, with at most nine digits of fraction.
 fn time(cursor: &mut Cursor) -> Result<Duration, ParseError> {
     const WHAT: &str = "a time in seconds";
     let Kind::Number(text) = cursor.peek() else {
@@ -198,7 +198,7 @@ fn call(cursor: &mut Cursor, until: Option<Duration>) -> Result<Call, ParseError
         }
         _ => None,
     };
-    // The words of strerror are for the reader.
+    // The text of strerror is for the reader.
     if cursor.mark('(') {
         while !cursor.mark(')') {
             if *cursor.peek() == Kind::End {
@@ -216,7 +216,7 @@ fn call(cursor: &mut Cursor, until: Option<Duration>) -> Result<Call, ParseError
     })
 }
 
-/// Tokens and how far they have been read.
+/// Tokens and the current position in them.
 pub(super) struct Cursor {
     tokens: Vec<Token>,
     at: usize,
@@ -232,7 +232,7 @@ impl Cursor {
         }
     }
 
-    /// Puts the values of `--define=NAME=VALUE` where the names stand.
+    /// Inserts the values of `--define=NAME=VALUE` in place of the names.
     fn define(&mut self, options: &[OptionLine]) -> Result<(), ParseError> {
         let mut values = HashMap::new();
         for option in options.iter().filter(|option| option.name == "define") {
@@ -282,7 +282,7 @@ impl Cursor {
             .map_or(Position { line: 1, column: 1 }, |token| token.position)
     }
 
-    /// Bytes before the next token in the text.
+    /// Byte offset of the next token in the text.
     pub(super) fn offset(&self) -> usize {
         let token = self.tokens.get(self.at).or(self.tokens.last());
         token.map_or(0, |token| token.offset)
@@ -294,7 +294,7 @@ impl Cursor {
         }
     }
 
-    /// Takes this mark if it is next.
+    /// Consumes this mark if it is next.
     pub(super) fn mark(&mut self, mark: char) -> bool {
         let found = *self.peek() == Kind::Mark(mark);
         if found {
@@ -311,7 +311,7 @@ impl Cursor {
         }
     }
 
-    /// Takes this word if it is next.
+    /// Consumes this word if it is next.
     pub(super) fn keyword(&mut self, word: &str) -> bool {
         let found = matches!(self.peek(), Kind::Word(found) if found == word);
         if found {
@@ -342,7 +342,7 @@ impl Cursor {
         Ok(value)
     }
 
-    /// Runs `inner` one level deeper; too deep is an error, not a full stack.
+    /// Runs `inner` one level deeper; too much depth is an error, not a stack overflow.
     pub(super) fn nested<T>(
         &mut self,
         inner: impl FnOnce(&mut Self) -> Result<T, ParseError>,

@@ -1,4 +1,4 @@
-//! What scripts are read as, and how errors are reported.
+//! How scripts are parsed, and how errors are reported.
 
 use core::time::Duration;
 

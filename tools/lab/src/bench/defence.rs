@@ -1,4 +1,4 @@
-//! What an operator of Linux puts in front of the kernel's stack against a SYN
+//! Defences that an operator of Linux puts in front of the kernel's stack against a SYN
 //! flood.
 
 use anyhow::Context;
@@ -8,11 +8,11 @@ use crate::command::absolute;
 use crate::testbed::Testbed;
 use crate::worker::{Child, Job, Place};
 
-/// SYNs a second to each port that the limit lets pass: what the web server
-/// could serve of new clients, with room, and far below what a flood takes.
+/// SYNs per second to each port that pass the limit. The web server could serve this many
+/// new clients with room to spare, and a flood takes far more.
 pub(crate) const SYN_LIMIT: u32 = 10_000;
 
-/// The table of rules; it holds nothing but these.
+/// The table of rules; it holds only these.
 const TABLE: &str = "tidewall_lab";
 
 /// A defence in front of the server's stack.
@@ -20,25 +20,25 @@ const TABLE: &str = "tidewall_lab";
 pub(crate) enum Defence {
     /// An XDP program that limits the SYNs to each port.
     SynLimit,
-    /// The kernel's SYN proxy, by nftables: cookies before any socket, and
-    /// connection tracking for those that return one.
+    /// The kernel's SYN proxy, by nftables: cookies before any socket, and connection
+    /// tracking for clients that return one.
     Synproxy,
 }
 
-/// A defence that stands until this is dropped.
+/// A defence that lasts until dropped.
 pub(crate) enum Standing {
     /// The process that holds the program.
     Process { _holder: Child },
-    /// What takes the rules away.
+    /// Removes the rules.
     Rules { _undo: Undo },
 }
 
 impl Defence {
-    /// Puts it in front of these TCP ports of the server.
+    /// Installs it in front of these TCP ports of the server.
     ///
     /// # Errors
-    /// What loading the program or the rules reports: a kernel without either,
-    /// a missing `nft`.
+    /// An error of loading the program or the rules: a kernel without either, a missing
+    /// `nft`.
     pub(crate) fn put(self, testbed: &Testbed, ports: &[u16]) -> anyhow::Result<Standing> {
         if self == Defence::SynLimit {
             let place = Place {
@@ -67,14 +67,14 @@ impl Defence {
             TABLE,
         ];
         let undo = testbed.restorer().on_exit_run(&delete)?;
-        // Else the tracker takes the segment that returns a cookie for one of a
+        // Otherwise the tracker mistakes a segment that returns a cookie for one of a
         // connection whose beginning it missed.
         testbed.in_server_shell("echo 0 > /proc/sys/net/netfilter/nf_conntrack_tcp_loose")?;
         Ok(Standing::Rules { _undo: undo })
     }
 }
 
-/// As nftables' own manual has it (nft(8), SYNPROXY STATEMENT).
+/// Returns the rules of nftables' own manual (nft(8), SYNPROXY STATEMENT).
 fn rules(ports: &str) -> String {
     format!(
         "table inet {TABLE} {{

@@ -1,4 +1,4 @@
-//! Idle connections beside a load, and what they and a service take of memory.
+//! Idle connections beside a load, and the memory that they and a service use.
 
 use std::collections::BTreeMap;
 use std::thread;
@@ -13,28 +13,29 @@ use crate::worker::{Child, Job, Place};
 /// Bytes in memory.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Resident {
-    /// Of the program that serves.
+    /// The serving program's memory.
     pub(crate) program: u64,
-    /// And of what it was started by, memory files that both have counted once.
+    /// The memory of the program and the process that started it; memory files shared by
+    /// both count once.
     pub(crate) all: u64,
 }
 
 /// Idle connections.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Held {
-    /// How many were asked for.
+    /// Number of connections requested.
     pub(crate) connections: u32,
-    /// How many were open at the end of the load.
+    /// Number of connections open at the end of the load.
     pub(crate) open: u64,
     /// Bytes by which the service's process grew.
     pub(crate) process: u64,
-    /// Bytes by which the kernel's own objects grew, those of the client's ends
-    /// included.
+    /// Bytes by which the kernel's own objects grew, including those of the client's
+    /// ends.
     pub(crate) kernel: u64,
 }
 
 impl Session<'_> {
-    /// What a program that serves takes.
+    /// Returns the memory of a serving program.
     pub(crate) fn resident(&self) -> Resident {
         let maps = descendants(self.child.process())
             .into_iter()
@@ -47,8 +48,8 @@ impl Session<'_> {
         }
     }
 
-    /// Opens idle connections, from as many processes as the limit of open
-    /// files makes necessary. They stay until the workers are dropped.
+    /// Opens idle connections, from as many processes as the limit of open files
+    /// requires. They stay until the workers are dropped.
     pub(crate) fn hold(&mut self, idle: &IdleSpec) -> anyhow::Result<(Held, Vec<Child>)> {
         let process = self.serving;
         let before = (resident(process), kernel_objects());
@@ -85,10 +86,10 @@ impl Session<'_> {
     }
 }
 
-/// Time for a worker with connections to start and to say so.
+/// Time for a worker with connections to start and report.
 const HOLD_START: Duration = Duration::from_secs(5);
 
-/// Idle connections that stand.
+/// Returns the number of open idle connections.
 pub(super) fn open(workers: &mut [Child]) -> anyhow::Result<u64> {
     let mut open = 0;
     for worker in workers {
@@ -97,20 +98,20 @@ pub(super) fn open(workers: &mut [Child]) -> anyhow::Result<u64> {
     Ok(open)
 }
 
-/// Bytes of a process in memory.
+/// Returns a process's bytes in memory.
 fn resident(process: u32) -> u64 {
     let status = std::fs::read_to_string(format!("/proc/{process}/status")).unwrap_or_default();
     kilobytes(&status, "VmRSS:") << 10
 }
 
-/// Processes that a process has started, and those that these have.
+/// Returns the descendants of a process.
 fn descendants(process: u32) -> Vec<u32> {
     let number = |entry: std::io::Result<std::fs::DirEntry>| {
         entry.ok()?.file_name().to_str()?.parse::<u32>().ok()
     };
     let parent = |process: u32| {
         let text = std::fs::read_to_string(format!("/proc/{process}/stat")).ok()?;
-        // The name before may have blanks and brackets.
+        // The name before may contain blanks and brackets.
         let (_, fields) = text.rsplit_once(')')?;
         fields.split_whitespace().nth(1)?.parse::<u32>().ok()
     };
@@ -127,7 +128,8 @@ fn descendants(process: u32) -> Vec<u32> {
     found.split_off(1)
 }
 
-/// Bytes in memory of several processes, by their `smaps`, with memory files counted once.
+/// Returns the bytes in memory of several processes, by their `smaps`, with memory files
+/// counted once.
 fn together(maps: impl Iterator<Item = String>) -> u64 {
     let (mut sum, mut files) = (0, BTreeMap::new());
     for text in maps {
@@ -145,7 +147,7 @@ fn together(maps: impl Iterator<Item = String>) -> u64 {
                         None => sum += bytes,
                     }
                 }
-                // The inode tells memory files apart.
+                // The inode distinguishes memory files.
                 (Some(_), Some("rw-s")) if line.contains("/memfd:") => {
                     file = words.nth(2).map(str::to_owned);
                 }
@@ -156,7 +158,7 @@ fn together(maps: impl Iterator<Item = String>) -> u64 {
     sum + files.values().sum::<u64>()
 }
 
-/// Bytes of the kernel's own objects, sockets among them.
+/// Returns the bytes of the kernel's own objects, including sockets.
 fn kernel_objects() -> u64 {
     let info = std::fs::read_to_string("/proc/meminfo").unwrap_or_default();
     kilobytes(&info, "Slab:") << 10

@@ -1,4 +1,4 @@
-//! What most loads have in common.
+//! Parts that most loads share.
 
 use std::net::{IpAddr, SocketAddr};
 use std::time::Duration;
@@ -16,7 +16,7 @@ pub(crate) fn server(port: u16) -> SocketAddr {
     SocketAddr::new(IpAddr::V4(SERVER.0), port)
 }
 
-/// A blast of LRP's 14-byte packets at `port`.
+/// Returns a blast of LRP's 14-byte packets at `port`.
 pub(crate) fn blast(kind: SenderKind, port: u16, rate: Option<u64>) -> BlastSpec {
     BlastSpec {
         interface: Some(CLIENT_INTERFACE.to_owned()),
@@ -26,13 +26,13 @@ pub(crate) fn blast(kind: SenderKind, port: u16, rate: Option<u64>) -> BlastSpec
     }
 }
 
-/// A flood of SYN segments at `port`, from the addresses that lead nowhere.
+/// Returns a flood of SYN segments at `port`, from unreachable addresses.
 pub(crate) fn flood(kind: SenderKind, port: u16, rate: Option<u64>) -> BlastSpec {
     BlastSpec {
         interface: Some(CLIENT_INTERFACE.to_owned()),
         destination_mac: Some(SERVER_MAC_ADDRESS),
         spoof: Prefix::new(IpAddr::V4(NOWHERE.0), NOWHERE.1).ok(),
-        // So that a source address that comes again asks from another port.
+        // A repeated source address then uses another port.
         flows: 256,
         rate,
         ..BlastSpec::syn(kind, server(port))
@@ -48,7 +48,7 @@ pub(crate) fn load(config: Config) -> LoadSpec {
     }
 }
 
-/// Makes a load of the usual length one of a quick run.
+/// Shortens a load of the usual length for a quick run.
 pub(crate) fn shorten(load: &mut LoadSpec) {
     if (load.warm_up, load.duration) == (WARM_UP, WINDOW) {
         (load.warm_up, load.duration) = (WARM_UP / 3, WINDOW * 2 / 5);

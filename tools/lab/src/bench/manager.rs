@@ -1,4 +1,4 @@
-//! A manager of the server's interface, and the processes beside the one that is measured.
+//! A manager of the server's interface, and the processes beside the measured one.
 
 use std::path::PathBuf;
 
@@ -13,24 +13,24 @@ use crate::worker::{
     Seen, ServiceJob, Setup, manager_program, scratch,
 };
 
-/// User id of the application that is measured; those beside it have the next ones.
+/// User id of the measured application; those beside it have the next ones.
 const USER: u32 = 12_345;
 
 /// A running manager; dropping it gives everything back.
 pub(crate) struct Manager {
     child: Child,
     socket: PathBuf,
-    /// Threads of the kernel that poll the interface for several applications.
+    /// Kernel threads that poll the interface for several applications.
     pollers: Vec<u32>,
 }
 
 impl Manager {
-    /// Starts one for what is to be served, if a manager is to have the device.
+    /// Starts a manager for the services, if the setup has one.
     pub(super) fn start(testbed: &Testbed, setup: &Setup) -> anyhow::Result<Option<Self>> {
         if !setup.system.is_managed() {
             return Ok(None);
         }
-        // The namespace is the test bed's own, and its services have low ports.
+        // The namespace is the test bed's own, and its services use low ports.
         testbed.in_server_shell("echo 0 > /proc/sys/net/ipv4/ip_unprivileged_port_start")?;
         let place = Place {
             namespace: testbed.server(),
@@ -40,7 +40,8 @@ impl Manager {
         Self::keep(place, is_direct, setup.kill_manager_ms, None).map(Some)
     }
 
-    /// Starts one of circuits; `is_direct`: of an application with the device's own queues.
+    /// Starts a manager of circuits; `is_direct`: for an application with the device's
+    /// own queues.
     pub(crate) fn of_circuits(
         place: Place<'_>,
         is_direct: bool,
@@ -71,7 +72,7 @@ impl Manager {
         })
     }
 
-    /// What its threads have cost so far.
+    /// Returns the CPU cost of its threads so far.
     pub(crate) fn cpu(&mut self) -> anyhow::Result<Cpu> {
         self.child.cpu()
     }
@@ -81,7 +82,7 @@ impl Manager {
         self.child.serving()
     }
 
-    /// Where an application finds it, as a user of its own.
+    /// Returns the address at which an application, with its own user id, finds it.
     pub(crate) fn of_application(&self, number: usize) -> Managed {
         Managed {
             socket: self.socket.clone(),
@@ -89,18 +90,19 @@ impl Manager {
         }
     }
 
-    /// Has what polls the device for all run where it is received for the services.
+    /// Pins the threads that poll the device to the processor on which the services
+    /// receive.
     pub(super) fn pin_pollers(&mut self, cpu: usize) -> anyhow::Result<()> {
         self.pollers = self.child.question(&format!("pin {cpu}"))?;
         Ok(())
     }
 
-    /// The threads that were pinned so.
+    /// Returns the pinned threads.
     pub(super) fn pollers(&self) -> &[u32] {
         &self.pollers
     }
 
-    /// How often it was killed so far.
+    /// Returns how often it has been killed so far.
     pub(super) fn kills(&mut self) -> anyhow::Result<Kills> {
         self.child.question("kills")
     }
@@ -112,17 +114,17 @@ impl Drop for Manager {
     }
 }
 
-/// A process beside the one that is measured.
+/// A process beside the measured one.
 struct Companion {
     child: Child,
     beside: Beside,
     counters: PathBuf,
 }
 
-/// Processes beside the one that is measured; dropping this ends them.
+/// Processes beside the measured one; dropping this ends them.
 pub(super) struct Companions {
     children: Vec<Companion>,
-    /// Who looks at what leaves the device, where one of them is hostile.
+    /// The observer of frames that leave the device, if one process is hostile.
     watcher: Option<Child>,
 }
 
@@ -152,7 +154,7 @@ impl Companions {
                         namespace: testbed.client(),
                         cpu: config.client_cpu,
                     };
-                    // Before anything that it is to see.
+                    // Before any process that it is to observe.
                     let what = "who looks at what leaves";
                     companions.watcher = Some(Child::start_ready(place, &Job::Watch, what)?);
                     Job::Hostile(HostileJob {
@@ -162,7 +164,7 @@ impl Companions {
                     })
                 }
                 Beside::Serves(service) | Beside::Stopped(service) => {
-                    // One embedded stack has the whole interface.
+                    // One embedded stack owns the whole interface.
                     ensure!(
                         managed.is_some() || setup.system.is_linux(),
                         "applications side by side need a manager"
@@ -193,12 +195,13 @@ impl Companions {
         Ok(companions)
     }
 
-    /// Those that are to be stopped stand still from now on.
+    /// Stops the processes that are to stand still.
     pub(super) fn stop(&self) -> anyhow::Result<()> {
         self.signal(Signal::STOP)
     }
 
-    /// What a hostile one has done so far, and what of that left the device.
+    /// Returns the attacks of a hostile process so far, and the frames of it that left
+    /// the device.
     pub(super) fn hostile(&mut self) -> anyhow::Result<Option<(Attacks, Seen)>> {
         let mut children = self.children.iter_mut();
         let hostile = children.find(|it| matches!(it.beside, Beside::Hostile { .. }));
@@ -211,14 +214,14 @@ impl Companions {
         }
     }
 
-    /// Steps of the one that computes, so far; zero where there is none.
+    /// Returns the steps of the computing process so far; zero without one.
     pub(super) fn steps(&mut self) -> anyhow::Result<u64> {
         let mut children = self.children.iter_mut();
         let computing = children.find(|it| matches!(it.beside, Beside::Computes(_)));
         computing.map_or(Ok(0), |it| it.child.steps())
     }
 
-    /// Datagrams that each has received so far; zero of one without a service.
+    /// Returns the datagrams that each has received so far; zero without a service.
     pub(super) fn received(&self) -> anyhow::Result<Vec<u64>> {
         let received = |it: &Companion| {
             if it.beside.service().is_none() {
@@ -250,10 +253,10 @@ impl Companions {
 impl Drop for Companions {
     fn drop(&mut self) {
         for Companion { counters, .. } in &self.children {
-            // The worker does it itself unless it had to be killed.
+            // The worker does it itself unless it was killed.
             let _ = std::fs::remove_file(counters);
         }
-        // Who stands still does not end in order.
+        // A stopped process does not end in order.
         let _ = self.signal(Signal::CONT);
     }
 }

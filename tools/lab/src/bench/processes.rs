@@ -1,5 +1,5 @@
-//! Loads of more connections than one process may have files open: they are
-//! shared out among several.
+//! Loads with more connections than one process may have files open, shared out among
+//! several processes.
 
 use std::time::Duration;
 
@@ -8,14 +8,14 @@ use tidewall_load::{IdleSpec, LoadReport, LoadSpec, SClientSpec};
 
 use crate::worker::{Child, Job, LoadJob, LoadOutcome, Place};
 
-/// Files that a process with connections has open besides.
+/// Other files that a process with connections has open.
 const OTHER_FILES: u64 = 1_000;
-/// Connections that ports of one source address suffice for.
+/// Connections for which the ports of one source address suffice.
 const PER_SOURCE: u32 = 25_000;
 /// Time for a companion to start, and to write its report.
 const ALLOWANCE: Duration = Duration::from_secs(10);
 
-/// How many files a process started here may have open.
+/// Returns how many files a process started here may have open.
 pub(crate) fn open_files() -> u64 {
     let limits = std::fs::read_to_string("/proc/self/limits").unwrap_or_default();
     limits
@@ -25,8 +25,8 @@ pub(crate) fn open_files() -> u64 {
         .unwrap_or(1024)
 }
 
-/// Idle connections by process, each with a source address of its own: the
-/// kernel knows nothing of another's ports. `files`: see [`open_files`].
+/// Divides idle connections among processes, each with its own source address, since
+/// processes do not coordinate their ports. `files`: see [`open_files`].
 pub(super) fn idle_parts(idle: &IdleSpec, files: u64) -> Vec<IdleSpec> {
     let most = connections(files).min(PER_SOURCE);
     let mut parts = Vec::new();
@@ -44,16 +44,16 @@ pub(super) fn idle_parts(idle: &IdleSpec, files: u64) -> Vec<IdleSpec> {
     parts
 }
 
-/// S-clients by process, each with an equal part of the rate: those on their way
-/// when none succeeds (rate × T) take at most half of a process's files, so that
-/// the other half is left to those that stand.
+/// Divides S-clients among processes, each with an equal part of the rate. Connection
+/// attempts of which none succeeds (rate × T) use at most half of a process's files; the
+/// other half is left to established connections.
 pub(super) fn s_client_parts(spec: &SClientSpec, files: u64) -> Vec<SClientSpec> {
     let most = connections(files);
     let count = (spec.establishing() * 2).div_ceil(u64::from(most));
     let count = count.clamp(1, spec.rate.max(1));
     let open_max = spec.open_max.map_or(most, |open| open.min(most));
     let part = |number: u64| SClientSpec {
-        // What does not divide is the first parts'.
+        // The first parts receive the remainder.
         rate: spec.rate / count + u64::from(number < spec.rate % count),
         open_max: (count > 1).then_some(open_max).or(spec.open_max),
         ..spec.clone()
@@ -61,21 +61,21 @@ pub(super) fn s_client_parts(spec: &SClientSpec, files: u64) -> Vec<SClientSpec>
     (0..count).map(part).collect()
 }
 
-/// Connections that a process with so many files may have.
+/// Returns the connections that a process with this many files may have.
 fn connections(files: u64) -> u32 {
     let connections = files.saturating_sub(OTHER_FILES).max(1);
     u32::try_from(connections).unwrap_or(u32::MAX)
 }
 
-/// The processes of a load beside the one that is watched.
+/// The processes of a load beside the observed one.
 pub(super) struct Companions {
     workers: Vec<Child>,
     timeout: Duration,
 }
 
 impl Companions {
-    /// Starts one for each of `parts`; they begin within milliseconds of each
-    /// other and of `spec`, which is about to begin and lasts as long.
+    /// Starts one for each of `parts`. They begin within milliseconds of each other and
+    /// of `spec`, which is about to begin and lasts as long.
     pub(super) fn start(
         place: Place<'_>,
         spec: &LoadSpec,
@@ -98,7 +98,7 @@ impl Companions {
         })
     }
 
-    /// Waits for them and adds what they did to the report.
+    /// Waits for them and adds their results to the report.
     pub(super) fn join(self, report: &mut LoadReport) -> anyhow::Result<()> {
         for mut worker in self.workers {
             let line = worker.line(self.timeout)?;

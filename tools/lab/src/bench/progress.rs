@@ -8,12 +8,12 @@ use crate::worker::{Child, ran_by};
 /// Counts up to one moment.
 pub(super) struct Progress {
     at: Instant,
-    /// Steps of the thread or process that computes.
+    /// Steps of the computing thread or process.
     steps: u64,
     /// Datagrams that each process beside the service has received.
     received: Vec<u64>,
-    /// Nanoseconds that each process has run: the service, those beside it, and the kernel's
-    /// threads that poll for them.
+    /// Run time of each process, ns: the service, those beside it, and the kernel threads
+    /// that poll for them.
     service: u64,
     beside: Vec<u64>,
     pollers: u64,
@@ -24,16 +24,16 @@ pub(super) struct Progress {
 pub(crate) struct Shares {
     /// Datagrams/s that each process beside the service received.
     pub(crate) received: Vec<f64>,
-    /// Share of the processor of the process that serves.
+    /// The serving process's share of the processor.
     pub(crate) service: f64,
-    /// Those of the processes beside it.
+    /// Shares of the processes beside it.
     pub(crate) beside: Vec<f64>,
-    /// That of the kernel's threads that poll the interface for them.
+    /// Share of the kernel threads that poll the interface for them.
     pub(crate) pollers: f64,
 }
 
 impl Progress {
-    /// Reads the counts of now. `computes`: the service has a thread that computes.
+    /// Reads the current counts. `computes`: the service has a thread that computes.
     pub(super) fn read(
         child: &mut Child,
         serving: u32,
@@ -84,7 +84,7 @@ impl Progress {
     }
 
     fn seconds(&self, later: &Progress) -> f64 {
-        // Two reads are never at one moment; zero would only be no number.
+        // Two reads are never simultaneous; zero would not give a number.
         self.until(later).as_secs_f64().max(1e-9)
     }
 }

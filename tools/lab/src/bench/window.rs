@@ -1,9 +1,8 @@
-//! The account of a service over the measured time alone.
+//! The account of a service over the measured time only.
 
 use crate::worker::Account;
 
-/// What happened to packets between the beginning of the measured time and the
-/// load's end.
+/// The fate of packets between the beginning of the measured time and the load's end.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Window {
     /// Packets/s that found the buffer of their socket full.
@@ -18,7 +17,7 @@ pub(crate) struct Window {
 }
 
 impl Window {
-    /// The difference of two accounts, so many seconds apart.
+    /// Returns the difference of two accounts, `seconds` apart.
     pub(super) fn between(first: &Account, last: &Account, seconds: f64) -> Self {
         let rate = |of: &dyn Fn(&Account) -> u64| {
             of(last).saturating_sub(of(first)) as f64 / seconds.max(1e-9)

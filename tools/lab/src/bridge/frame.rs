@@ -1,5 +1,5 @@
-//! What the bridge has to know of a frame: whether it is impaired, which flow
-//! it is of, and whether it may be marked.
+//! The bridge's view of a frame: whether it is impaired, its flow, and whether it may be
+//! marked.
 
 use std::net::IpAddr;
 
@@ -20,14 +20,14 @@ const NEIGHBOUR_DISCOVERY: std::ops::RangeInclusive<u8> = 133..=137;
 pub(super) struct Seen {
     /// Its bytes, from the IP header on.
     pub(super) bytes: u32,
-    /// What its ECN field says.
+    /// Its ECN field.
     pub(super) ecn: Ecn,
-    /// Who sends it, and to whom.
+    /// Its source and destination.
     pub(super) flow: Flow,
 }
 
-/// Both ends of a packet. Ports are zero where there are none, as in all but the
-/// first fragment.
+/// Both ends of a packet. Ports are zero if there are none, as in all but the first
+/// fragment.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(super) struct Flow {
     pub(super) source: (IpAddr, u16),
@@ -35,7 +35,7 @@ pub(super) struct Flow {
 }
 
 impl Flow {
-    /// The same flow as the other end sees it.
+    /// Returns the same flow as the other end sees it.
     pub(super) fn reversed(self) -> Self {
         Flow {
             source: self.destination,
@@ -44,13 +44,13 @@ impl Flow {
     }
 }
 
-/// The destination and the source of a frame.
+/// Returns the destination and the source of a frame.
 pub(super) fn addresses(frame: &[u8]) -> Option<([u8; 6], [u8; 6])> {
     Some((*frame.first_chunk()?, *frame.get(6..)?.first_chunk()?))
 }
 
-/// What is to be impaired: IP packets other than those of neighbour discovery.
-/// ARP and all else passes as it comes.
+/// Returns a packet that is to be impaired: IP, other than neighbour discovery. ARP and
+/// everything else passes at once.
 pub(super) fn see(frame: &[u8]) -> Option<Seen> {
     let packet = frame.get(ETHERNET..)?;
     let ports = |at: usize| {
@@ -68,7 +68,7 @@ pub(super) fn see(frame: &[u8]) -> Option<Seen> {
             };
             let address = |at: usize| Some(IpAddr::from(*packet.get(at..)?.first_chunk::<4>()?));
             Some(Seen {
-                // Without what Ethernet adds to short ones.
+                // Without the padding of short Ethernet frames.
                 bytes: u32::from(word(2)?).min(packet.len() as u32),
                 ecn: Ecn::of(header[1]),
                 flow: Flow {
@@ -105,8 +105,8 @@ pub(super) fn see(frame: &[u8]) -> Option<Seen> {
     }
 }
 
-/// Sets congestion experienced in the frame of an IP packet (RFC 3168 §5), and
-/// mends the checksum of its header.
+/// Sets congestion experienced in the frame of an IP packet (RFC 3168 §5), and corrects
+/// its header checksum.
 pub(super) fn mark(frame: &mut [u8]) {
     match frame.get(12..ETHERNET) {
         Some([0x08, 0x00]) => {
@@ -160,7 +160,7 @@ mod tests {
         assert_eq!(seen.flow.source, ([10, 0, 0, 1].into(), 0x1234));
         assert_eq!(seen.flow.destination, ([10, 0, 0, 2].into(), 80));
         assert_eq!(seen.flow.reversed().reversed(), seen.flow);
-        // Fragments beyond the first have no ports, and no more has ICMP.
+        // Fragments beyond the first have no ports, and neither has ICMP.
         assert_eq!(see(&ipv4(0, UDP, 1)).unwrap().flow.source.1, 0);
         assert_eq!(see(&ipv4(0, 1, 0)).unwrap().flow.source.1, 0);
     }

@@ -1,23 +1,23 @@
-//! A bridge between interfaces that does to packets what a bad path does:
-//! delay, loss, reordering, a bottleneck with its queue.
+//! A bridge between interfaces that acts on packets as a bad path does: delay, loss,
+//! reordering, a bottleneck with its queue.
 //!
-//! It forwards whole frames between packet sockets and has no kernel qdisc in
-//! it, so it works where netem is not. What a direction does is decided by a
-//! [`Link`](tidewall_simulator::link::Link) of the simulator, in real time: a
-//! packet enters when the kernel took it from the interface and leaves at the
-//! first turn after it is due. ARP and neighbour discovery pass at once. One
-//! thread does it all, because both processors of a small machine are busy with
-//! what is measured; how far it lags behind and what it lost itself stands in
-//! the [`Report`], for a bridge that is the bottleneck measures itself.
+//! It forwards whole frames between packet sockets and contains no kernel qdisc, so it
+//! works without netem. A [`Link`](tidewall_simulator::link::Link) of the simulator
+//! decides each direction in real time. A packet enters when the kernel received it from
+//! the interface, and leaves at the first turn after it is due. ARP and neighbour
+//! discovery pass at once. One thread does everything, because the measured processes
+//! occupy both processors of a small machine. The [`Report`] states how far the bridge
+//! lags behind and what it lost itself: a bridge that is the bottleneck would measure
+//! itself.
 //!
 //! ```text
 //!  left ──► packet socket ──► link ──► packet socket ──► right
 //!       ◄────────────────── ◄ link ◄ ◄──────────────────
 //! ```
 //!
-//! Segmentation and checksum offload must be off at the interfaces' other ends:
-//! a segment of 64 KiB is no packet of a wire. Such frames are refused and
-//! counted, as those with a VLAN tag are.
+//! Segmentation and checksum offload must be off at the interfaces' other ends: a segment
+//! of 64 KiB is not a packet on a wire. Such frames are rejected and counted, and so are
+//! those with a VLAN tag.
 
 mod frame;
 mod paths;
@@ -38,16 +38,16 @@ use paths::Paths;
 use port::{Arrival, BATCH, Port};
 pub use spec::{DirectionReport, Impair, Report, Sharing, Side, Spec};
 
-/// The longest sleep: how often the bridge looks whether it shall stop.
+/// The longest sleep: how often the bridge checks whether to stop.
 const LOOK: Duration = Duration::from_millis(20);
-/// Most frames delivered before arrivals are looked at again.
+/// Most frames delivered before the next check for arrivals.
 const TURN: usize = 4 * BATCH;
-/// Most hosts whose side is remembered; a switch forgets, this floods.
+/// Most hosts whose side is remembered; a switch forgets, this bridge floods.
 const HOSTS_MAX: usize = 1024;
-/// Most frames of memory kept for those to come.
+/// Most unused frames kept for reuse.
 const FREE_MAX: usize = 4096;
 
-/// How often, and how far apart, a frame is sent for which there is no room.
+/// How often, and at which interval, sending is retried when there is no room.
 const TRIES: u32 = 20;
 const NAP: Duration = Duration::from_micros(50);
 /// The longest lag that is distinguished, ns.
@@ -58,7 +58,7 @@ const LAG_MAX: u64 = 10_000_000_000;
 struct Packet {
     frame: Vec<u8>,
     length: usize,
-    /// The port it is for; `None`: all of the other side.
+    /// The destination port; `None`: all of the other side.
     to: Option<usize>,
 }
 
@@ -68,7 +68,7 @@ impl Packet {
     }
 }
 
-/// A bridge that stands and has not begun.
+/// A bridge that is built and has not begun.
 #[derive(Debug)]
 pub struct Bridge {
     spec: Spec,
@@ -79,8 +79,8 @@ pub struct Bridge {
 }
 
 impl Bridge {
-    /// Opens the interfaces, which must be up. From here on they are in
-    /// promiscuous mode, until this is dropped.
+    /// Opens the interfaces, which must be up. They are in promiscuous mode from then on,
+    /// until this is dropped.
     ///
     /// # Errors
     /// EPERM without CAP_NET_RAW and CAP_NET_ADMIN; ENODEV; InvalidInput for a
@@ -112,9 +112,9 @@ impl Bridge {
     /// Forwards until `stop` is set or `time` is over.
     ///
     /// # Errors
-    /// ENETDOWN and ENODEV when an interface goes away.
+    /// ENETDOWN and ENODEV if an interface disappears.
     pub fn run(self, time: Option<Duration>, stop: &AtomicBool) -> io::Result<Report> {
-        // Ordinary threads may sleep 50 µs longer than they asked for.
+        // Ordinary threads may sleep 50 µs longer than requested.
         let _ = set_current_timer_slack(Some(NonZeroU64::MIN));
         let real_time = set_fifo(1).is_ok();
         let begun = Instant::now();
@@ -138,15 +138,15 @@ struct Forwarder {
     ports: Vec<Port>,
     paths: Paths<Packet>,
     begun: Instant,
-    /// The port behind which a host was seen, by its Ethernet address.
+    /// The port behind which each host was seen, by its Ethernet address.
     hosts: HashMap<[u8; 6], usize>,
     buffers: Vec<Vec<u8>>,
     arrivals: Vec<Arrival>,
     free: Vec<Vec<u8>>,
     frame_max: usize,
-    /// When each port last had a frame: times of arrival do not go backwards.
+    /// Time of each port's last frame: times of arrival do not go backwards.
     last: Vec<Duration>,
-    /// What is to leave by each port.
+    /// Packets to send on each port.
     leaving: Vec<Vec<Packet>>,
     /// Nanoseconds by which deliveries were late.
     lag: Histogram<u64>,
@@ -183,8 +183,7 @@ impl Forwarder {
         }
     }
 
-    /// Delivers what is due, takes what has come, and sleeps if there was
-    /// neither.
+    /// Delivers due packets, receives waiting ones, and sleeps if there were neither.
     fn turn(&mut self) -> io::Result<()> {
         let delivered = self.deliver()?;
         let mut taken = 0;
@@ -227,7 +226,7 @@ impl Forwarder {
         Ok(count)
     }
 
-    /// Takes the frames that wait at a port; returns how many.
+    /// Receives the frames that wait at a port; returns how many.
     fn take(&mut self, number: usize) -> io::Result<usize> {
         let Some(port) = self.ports.get_mut(number) else {
             return Ok(0);
@@ -257,7 +256,7 @@ impl Forwarder {
         Ok(count)
     }
 
-    /// A frame has come at port `number`.
+    /// Handles a frame that arrived on port `number`.
     fn enter(&mut self, number: usize, at: Duration, mut packet: Packet) -> io::Result<()> {
         let side = if number == 0 { Side::Left } else { Side::Right };
         let Some((destination, source)) = frame::addresses(packet.bytes()) else {
@@ -292,7 +291,7 @@ impl Forwarder {
         }
     }
 
-    /// A packet from `side` is on its way out.
+    /// Queues a packet from `side` for sending.
     fn leave(&mut self, side: Side, mut packet: Packet) -> io::Result<()> {
         match (packet.to, side) {
             (Some(port), _) => self.put(port, packet),
@@ -318,7 +317,7 @@ impl Forwarder {
         Ok(())
     }
 
-    /// Sends what is to leave by a port.
+    /// Sends the queued packets of a port.
     fn flush(&mut self, number: usize) -> io::Result<()> {
         let (Some(port), Some(leaving)) =
             (self.ports.get_mut(number), self.leaving.get_mut(number))
@@ -373,7 +372,7 @@ impl Forwarder {
     }
 }
 
-/// One frame could not be sent; others may.
+/// Returns whether only this frame could not be sent; others may.
 fn is_for_want_of_room(error: &io::Error) -> bool {
     matches!(
         error.raw_os_error(),

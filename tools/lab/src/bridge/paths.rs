@@ -1,4 +1,4 @@
-//! The links of a bridge, and which of them has something to deliver next.
+//! The links of a bridge, and which of them delivers next.
 
 use std::cmp::Reverse;
 use std::collections::{BinaryHeap, HashMap};
@@ -9,25 +9,25 @@ use tidewall_simulator::link::{Counters, Impairment, Link};
 use super::frame::{Flow, Seen};
 use super::{Sharing, Side};
 
-/// Most flows that have links of their own; those after share the first.
+/// Most flows with their own links; later ones share the first.
 const FLOWS_MAX: usize = 65_536;
 
 /// The links of both directions.
 #[derive(Debug)]
 pub(super) struct Paths<P> {
-    /// What they do to packets, by the side that sends them.
+    /// The impairments, by the side that sends the packets.
     impairments: [Impairment; 2],
     sharing: Sharing,
     seed: u64,
-    /// Of each flow as the left side sends it: its place in `links`.
+    /// Index in `links` of each flow, as the left side sends it.
     places: HashMap<Flow, usize>,
     links: Vec<[Scheduled<P>; 2]>,
-    /// When something arrives, in which link, from which side. Entries that a
-    /// link does not stand by any more are passed over.
+    /// When something arrives, in which link, from which side. Outdated entries are
+    /// skipped.
     arrivals: BinaryHeap<Reverse<(Duration, usize, Side)>>,
 }
 
-/// A link and the entry in the heap that is the link's.
+/// A link, and its entry in the heap.
 #[derive(Debug)]
 struct Scheduled<P> {
     link: Link<P>,
@@ -46,7 +46,7 @@ impl<P: Clone> Paths<P> {
         }
     }
 
-    /// A packet enters from `side`.
+    /// Sends a packet from `side`.
     pub(super) fn send(&mut self, now: Duration, side: Side, seen: &Seen, packet: P) {
         let place = self.place(side, seen.flow);
         let Some(scheduled) = self
@@ -61,7 +61,7 @@ impl<P: Clone> Paths<P> {
         self.arrivals.extend(scheduled.schedule(place, side));
     }
 
-    /// When the next packet is to be delivered.
+    /// Returns when the next packet is due.
     pub(super) fn next_arrival(&mut self) -> Option<Duration> {
         loop {
             let Reverse((at, place, side)) = *self.arrivals.peek()?;
@@ -73,8 +73,8 @@ impl<P: Clone> Paths<P> {
         }
     }
 
-    /// The next packet that is to be delivered by `now`: when it was to be, the
-    /// side that sent it, and whether it is to be marked.
+    /// Returns the next packet due by `now`: its due time, the side that sent it, and
+    /// whether to mark it.
     pub(super) fn receive(&mut self, now: Duration) -> Option<(Duration, Side, P, bool)> {
         loop {
             let at = self.next_arrival().filter(|&at| at <= now)?;
@@ -89,7 +89,7 @@ impl<P: Clone> Paths<P> {
         }
     }
 
-    /// What happened so far to what `side` sent.
+    /// Returns the counters of the packets that `side` has sent so far.
     pub(super) fn counters(&self, side: Side) -> Counters {
         let mut sum = Counters::default();
         for links in &self.links {
@@ -108,12 +108,12 @@ impl<P: Clone> Paths<P> {
         sum
     }
 
-    /// Flows that have links of their own.
+    /// Returns the number of flows with their own links.
     pub(super) fn flows(&self) -> usize {
         self.links.len()
     }
 
-    /// The links of a packet's flow.
+    /// Returns the index of the links of a packet's flow.
     fn place(&mut self, side: Side, flow: Flow) -> usize {
         let flow = match side {
             Side::Left => flow,
@@ -131,8 +131,8 @@ impl<P: Clone> Paths<P> {
             }
         };
         if place == self.links.len() {
-            // Known to the left side's port alone, so that one flow has the
-            // same luck in every run, alone and among others.
+            // Depends on the left side's port only, so that a flow has the same random
+            // numbers in every run, alone and among others.
             let luck = match self.sharing {
                 Sharing::All => self.seed,
                 Sharing::Flow => mixed(self.seed ^ u64::from(flow.source.1).rotate_right(16)),
@@ -152,7 +152,7 @@ impl<P: Clone> Paths<P> {
 }
 
 impl<P: Clone> Scheduled<P> {
-    /// The entry that the heap lacks, if it lacks one.
+    /// Returns the entry that the heap lacks, if any.
     fn schedule(&mut self, place: usize, side: Side) -> Option<Reverse<(Duration, usize, Side)>> {
         let next = self.link.next_arrival()?;
         if self.at.is_some_and(|at| at <= next) {
@@ -163,8 +163,8 @@ impl<P: Clone> Scheduled<P> {
     }
 }
 
-/// SplitMix64's output function: seeds that are near each other become
-/// different (Steele, Lea and Flood, OOPSLA 2014).
+/// SplitMix64's output function: turns seeds that are close to each other into different
+/// ones (Steele, Lea and Flood, OOPSLA 2014).
 fn mixed(seed: u64) -> u64 {
     let mut value = seed.wrapping_add(0x9e37_79b9_7f4a_7c15);
     value = (value ^ (value >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);

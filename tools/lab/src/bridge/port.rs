@@ -1,5 +1,5 @@
-//! A packet socket (packet(7)) on one interface: whole Ethernet frames in and
-//! out, many a call, each with the time at which it came.
+//! A packet socket (packet(7)) on one interface: sends and receives whole Ethernet
+//! frames, many per call, each with its time of arrival.
 
 use std::io;
 use std::net::Ipv4Addr;
@@ -14,27 +14,27 @@ use tidewall_sys::{
 
 /// Most frames of one receive or send call.
 pub(crate) const BATCH: usize = 64;
-/// Bytes that may wait in a socket, in each direction: a second of a gigabit.
-/// What finds it full is counted in [`Port::dropped`].
+/// Bytes that may wait in a socket, in each direction: a second of a gigabit. Frames that
+/// find it full are counted in [`Port::dropped`].
 const BUFFER: usize = 128 << 20;
 /// Bytes of an Ethernet header with one VLAN tag.
 const HEADER: usize = 18;
-/// Options of packet sockets that libc has no name for (`linux/if_packet.h`).
+/// Options of packet sockets that are missing from libc (`linux/if_packet.h`).
 const PACKET_IGNORE_OUTGOING: libc::c_int = 23;
 /// Status bits of `struct tpacket_auxdata`.
 const TP_STATUS_CSUMNOTREADY: u32 = 1 << 3;
 const TP_STATUS_VLAN_VALID: u32 = 1 << 4;
 
-/// What came with a frame.
+/// The metadata of a frame.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Arrival {
     /// Bytes of the frame, as many as the buffer holds.
     pub(crate) length: usize,
-    /// How long ago it came.
+    /// Time since it arrived.
     pub(crate) age: Duration,
-    /// It cannot be forwarded as it was sent: longer than the interface's MTU
-    /// (segmentation offload), without a checksum (checksum offload), or with a
-    /// VLAN tag, which the kernel has taken off.
+    /// It cannot be forwarded as it was sent: it is longer than the interface's MTU
+    /// (segmentation offload), has no checksum (checksum offload), or had a VLAN tag,
+    /// which the kernel has removed.
     pub(crate) offloaded: bool,
 }
 
@@ -54,7 +54,7 @@ impl Port {
     /// EPERM without CAP_NET_RAW and CAP_NET_ADMIN; ENODEV.
     pub(crate) fn open(name: &str) -> io::Result<Self> {
         let index = interface::index(name)?;
-        // No protocol yet: nothing comes before the options are set.
+        // No protocol yet: no frame arrives before the options are set.
         let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
         let socket = socket_with(AddressFamily::PACKET, SocketType::RAW, flags, None)?;
         set_socket_recv_buffer_size_force(&socket, BUFFER)?;
@@ -86,16 +86,16 @@ impl Port {
         })
     }
 
-    /// Bytes of the longest frame that the interface carries.
+    /// Returns the bytes of the longest frame that the interface carries.
     pub(crate) fn frame_max(&self) -> usize {
         self.frame_max
     }
 
-    /// Takes frames that are there into `buffers`, the first of which is filled
-    /// first, and what came with each into `arrivals`.
+    /// Receives waiting frames into `buffers`, the first of which is filled first, and
+    /// their metadata into `arrivals`.
     ///
     /// # Errors
-    /// ENETDOWN and the like; that there is none is no error.
+    /// ENETDOWN and the like; the absence of frames is not an error.
     pub(crate) fn receive(
         &mut self,
         buffers: &mut [Vec<u8>],
@@ -133,11 +133,10 @@ impl Port {
         Ok(())
     }
 
-    /// Sends frames in their order; returns how many were sent before one could
-    /// not be.
+    /// Sends frames in their order; returns how many were sent before one failed.
     ///
     /// # Errors
-    /// When that is the first: ENOBUFS when the other side has no room.
+    /// The error of the first frame: ENOBUFS if the other side has no room.
     pub(crate) fn send<'a>(&mut self, frames: impl Iterator<Item = &'a [u8]>) -> io::Result<usize> {
         let messages = frames.map(|payload| Message {
             payload,
@@ -149,7 +148,7 @@ impl Port {
             .send(&self.socket, messages, libc::MSG_DONTWAIT)
     }
 
-    /// Frames so far that came and found the socket full.
+    /// Returns the frames so far that found the socket full.
     pub(crate) fn dropped(&mut self) -> u64 {
         // struct tpacket_stats: packets and drops since the last call.
         let mut counts = [0; size_of::<libc::tpacket_stats>()];
@@ -162,11 +161,11 @@ impl Port {
     }
 }
 
-/// Sleeps until a frame has come at one of the ports, or `timeout` is over. A
-/// signal ends the sleep too.
+/// Sleeps until a frame has arrived on one of the ports, or `timeout` is over. A signal
+/// ends the sleep, too.
 ///
 /// # Errors
-/// What `ppoll` reports.
+/// The error of `ppoll`.
 pub(crate) fn wait(ports: &[Port], timeout: Duration) -> io::Result<()> {
     let descriptors: Vec<_> = ports.iter().map(|port| port.socket.as_fd()).collect();
     wait_readable(&descriptors, timeout)

@@ -1,4 +1,4 @@
-//! What a bridge is to do, and what it reports.
+//! The specification of a bridge, and its report.
 
 use std::time::Duration;
 
@@ -10,51 +10,51 @@ use tidewall_simulator::link::{Counters, Impairment, Loss, Queue, Reorder};
 pub struct Spec {
     /// Interface of the left side.
     pub left: String,
-    /// Interfaces of the right side. What the left sends goes to the one behind
-    /// which the destination was seen; they do not reach each other.
+    /// Interfaces of the right side. Frames from the left go to the one behind which the
+    /// destination was seen; they do not reach each other.
     pub right: Vec<String>,
-    /// What becomes of packets from the left.
+    /// Impairment of packets from the left.
     pub from_left: Impair,
-    /// What becomes of packets from the right.
+    /// Impairment of packets from the right.
     pub from_right: Impair,
-    /// Who shares a rate and a queue.
+    /// Which packets share a rate and a queue.
     #[serde(default)]
     pub sharing: Sharing,
-    /// The same seed gives the same luck.
+    /// Seed of the random numbers: the same seed treats packets alike.
     pub seed: u64,
 }
 
 /// A side of a bridge.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Side {
-    /// The one interface.
+    /// The single interface.
     Left,
-    /// The other, or others.
+    /// The other interface, or several.
     Right,
 }
 
-/// Who shares a rate, a queue, and the luck of the draw.
+/// Which packets share a rate, a queue, and random numbers.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Sharing {
     /// All packets: a bottleneck.
     #[default]
     All,
-    /// The packets of a flow (both addresses and ports): each has a path of its
-    /// own, whose luck depends on the seed and the port of its left end.
+    /// The packets of a flow (both addresses and ports). Each flow has its own path,
+    /// whose random numbers depend on the seed and the port of its left end.
     Flow,
 }
 
-/// What one direction does to packets. The default does nothing.
+/// The impairment of one direction. The default has none.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct Impair {
-    /// Bits a second, of IP packets; `None`: no limit.
+    /// Bits per second, of IP packets; `None`: no limit.
     #[serde(default)]
     pub rate: Option<u64>,
-    /// Propagation, µs.
+    /// Propagation delay, µs.
     #[serde(default)]
     pub delay_us: u64,
-    /// By how much more it varies at most, µs; the order is kept.
+    /// Largest variation of the delay, µs; the order is kept.
     #[serde(default)]
     pub jitter_us: u64,
     /// Probability of being lost, 0 to 1.
@@ -63,16 +63,16 @@ pub struct Impair {
     /// Probability of being held back, so that later packets overtake.
     #[serde(default)]
     pub reorder: f64,
-    /// For how long at most, µs.
+    /// Longest time held back, µs.
     #[serde(default)]
     pub reorder_us: u64,
     /// Probability of arriving twice.
     #[serde(default)]
     pub duplicate: f64,
-    /// Bytes that may wait for the rate; `None`: no limit.
+    /// Bytes that may queue for the rate; `None`: no limit.
     #[serde(default)]
     pub queue: Option<u32>,
-    /// Bytes waiting from which on packets of ECN-capable senders are marked.
+    /// Queued bytes above which packets of ECN-capable senders are marked.
     #[serde(default)]
     pub mark: Option<u32>,
 }
@@ -104,10 +104,10 @@ impl Impair {
     }
 }
 
-/// What happened to the packets of one direction.
+/// The counters of one direction.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct DirectionReport {
-    /// Packets that came.
+    /// Packets that arrived.
     pub packets: u64,
     /// Their bytes, from the IP header on.
     pub bytes: u64,
@@ -140,7 +140,7 @@ impl DirectionReport {
     }
 }
 
-/// What a bridge did, and how well.
+/// The results of a bridge, and its quality.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct Report {
     /// How long it ran.
@@ -149,32 +149,31 @@ pub struct Report {
     pub from_left: DirectionReport,
     /// Packets from the right.
     pub from_right: DirectionReport,
-    /// Flows that had a path of their own; 1 where all share one.
+    /// Flows with their own path; 1 if all share one.
     pub flows: u64,
-    /// Frames that passed at once: ARP, neighbour discovery, what is not IP.
+    /// Frames that passed at once: ARP, neighbour discovery, anything but IP.
     pub passed: u64,
-    /// Frames that were not forwarded because an offload made them no packets
-    /// of a wire: longer than the MTU, without a checksum, with a VLAN tag taken
-    /// off.
+    /// Frames that were not forwarded because of an offload, which a wire could not
+    /// carry: longer than the MTU, without a checksum, with a VLAN tag removed.
     pub refused: u64,
     /// Frames that the bridge lost itself: its socket was full.
     pub not_taken: u64,
     /// Frames that the bridge lost itself: the other side had no room.
     pub not_sent: u64,
-    /// How late packets were delivered, ns: the median.
+    /// Delay of deliveries beyond their due time, ns: the median.
     pub lag_p50_ns: u64,
     /// The 99th percentile.
     pub lag_p99_ns: u64,
     /// The latest.
     pub lag_max_ns: u64,
-    /// Share of a processor that it took.
+    /// Share of a processor that it used.
     pub processor: f64,
     /// It ran ahead of all ordinary threads (SCHED_FIFO).
     pub real_time: bool,
 }
 
 impl Report {
-    /// Frames that were lost and should not have been.
+    /// Returns the frames that were lost and should not have been.
     pub fn lost_itself(&self) -> u64 {
         self.refused + self.not_taken + self.not_sent
     }

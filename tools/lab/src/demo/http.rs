@@ -1,6 +1,6 @@
-//! The second act: a web server, the same code on Tidewall and on Linux
-//! sockets, asked by `wrk`, while a SYN flood at a port where nobody accepts
-//! begins and ends again. A person watches requests/s as they come.
+//! The second act: `wrk` queries a web server, the same code on Tidewall and on Linux
+//! sockets, while a SYN flood begins and ends at a port without an accepting server.
+//! Requests/s are shown as they change.
 
 use std::io::Read;
 use std::process::{Child, Command, Stdio};
@@ -23,15 +23,15 @@ use crate::sweep::median;
 use crate::system::System;
 use crate::worker::{LoadJob, Place, run_load};
 
-/// Tidewall, and Linux as it comes, steered and as an expert has it.
+/// Tidewall, and Linux by default, steered and as an expert configures it.
 const SYSTEMS: [System; 3] = [System::Tidewall, System::LinuxRps, System::LinuxBusy];
 /// SYN segments/s of the flood.
 pub(super) const FLOOD: u64 = 400_000;
 /// Connections of the client.
 const CONNECTIONS: u32 = 32;
-/// A look at the counter.
+/// Interval between two looks at the counter.
 const LOOK: Duration = Duration::from_millis(250);
-/// Looks at each part: before, during and after the flood.
+/// Looks in each part: before, during and after the flood.
 const LOOKS: u32 = 12;
 /// Looks at the beginning of a part that do not count: flows adapt meanwhile.
 const ADAPTING: usize = 3;
@@ -40,7 +40,7 @@ const FULL: f64 = 60_000.0;
 /// Cells of a full bar.
 const CELLS: usize = 30;
 
-/// `wrk`, which ends with this.
+/// `wrk`; ends when dropped.
 struct Wrk(Child);
 
 impl Wrk {
@@ -63,7 +63,7 @@ impl Wrk {
             .context("cannot start wrk; install it: apt-get install wrk")
     }
 
-    /// Its own account, a line; or what it said instead.
+    /// Returns its one-line summary, or its error output.
     fn finish(mut self) -> anyhow::Result<String> {
         let mut text = String::new();
         if let Some(mut out) = self.0.stdout.take() {
@@ -88,7 +88,7 @@ impl Wrk {
 
 impl Drop for Wrk {
     fn drop(&mut self) {
-        // Harmless where it has ended.
+        // Harmless if it has ended.
         let _ = self.0.kill();
         let _ = self.0.wait();
     }
@@ -133,7 +133,7 @@ fn measure(run: &mut Run<'_>) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// One system: its rate at each look, and what wrk says.
+/// Measures one system: its rate at each look, and wrk's summary.
 fn watch(
     bench: &mut Bench,
     site: &Site,
@@ -198,7 +198,7 @@ fn watch(
     Ok((points, wrk.finish()?))
 }
 
-/// What a person sees of a look.
+/// Formats a look.
 fn line(system: &str, rate: f64, flooded: bool) -> String {
     let cells = ((rate / FULL * CELLS as f64).round() as usize).min(CELLS);
     let flood = if flooded { "SYN FLOOD" } else { "" };
@@ -209,7 +209,7 @@ fn line(system: &str, rate: f64, flooded: bool) -> String {
     )
 }
 
-/// Median of a part, its beginning left out.
+/// Returns the median of a part, without its beginning.
 fn part(series: &Series, number: u32) -> Option<f64> {
     let from = (number * LOOKS) as usize + ADAPTING;
     let rates: Vec<f64> = series
@@ -221,7 +221,7 @@ fn part(series: &Series, number: u32) -> Option<f64> {
     median(&rates)
 }
 
-/// When the flood comes, on the axis.
+/// Returns the flood's interval on the axis.
 pub(super) fn flood_time() -> Shaded {
     Shaded {
         from: (LOOK * LOOKS).as_secs_f64(),
@@ -230,7 +230,7 @@ pub(super) fn flood_time() -> Shaded {
     }
 }
 
-/// Requests/s during the flood over those before.
+/// Returns requests/s during the flood over those before.
 pub(super) fn kept(series: &Series) -> Option<f64> {
     let before = part(series, 0).filter(|rate| *rate > 0.0)?;
     Some(part(series, 1)? / before)

@@ -26,21 +26,20 @@ use crate::worker::scratch;
 
 const PORT: u16 = 9;
 const PAYLOAD: u16 = 14;
-/// The last is well over what the service can take. Not as fast as it goes:
-/// a sender that never pauses would keep the lock of the link from the
-/// receiver, which no wire does.
+/// The last rate is well over the service's capacity. It is limited: a sender that never
+/// pauses would keep the link's lock from the receiver, which no wire does.
 const RATES: [u64; 7] = [
     10_000, 50_000, 100_000, 300_000, 700_000, 1_000_000, 2_000_000,
 ];
 const RUNS: usize = 5;
 const WARM_UP: Duration = Duration::from_millis(50);
 const WINDOW: Duration = Duration::from_millis(250);
-/// Most frames sent between two looks at the clock.
+/// Most frames sent between two checks of the clock.
 const BURST_MAX: u64 = 32;
-/// How long the sender sleeps when nothing is due.
+/// Sleep of the sender when nothing is due.
 const PAUSE: Duration = Duration::from_micros(100);
 
-/// Sweeps, and makes a result that says what it is not.
+/// Runs the sweep; the result states its limits.
 pub(super) fn run(progress: &mut dyn Progress) -> anyhow::Result<ResultFile> {
     let start = Instant::now();
     let config = LinkConfig {
@@ -84,7 +83,7 @@ pub(super) fn run(progress: &mut dyn Progress) -> anyhow::Result<ResultFile> {
                 &counters,
                 &stop,
                 |_| {
-                    // Who waits for it is there until it comes.
+                    // The thread that waits for it is there until it arrives.
                     let _ = ready.send(());
                 },
             )
@@ -168,8 +167,7 @@ fn sweep(
     Ok(points)
 }
 
-/// Offers one rate; returns what was offered and what was delivered, per
-/// second of the window.
+/// Offers one rate; returns the offered and delivered rates, per second of the window.
 fn measure(link: &Link, frame: &[u8], rate: u64, reader: &Reader) -> (f64, f64) {
     let received = || reader.read().first().map_or(0, |counts| counts.received);
     let start = Instant::now();
@@ -191,8 +189,8 @@ fn measure(link: &Link, frame: &[u8], rate: u64, reader: &Reader) -> (f64, f64) 
         }
         let due = (elapsed.as_secs_f64() * rate as f64) as u64;
         if sent >= due {
-            // Pauses let the receiver have the link's lock, as gaps on a wire
-            // let a device have its ring.
+            // Pauses leave the link's lock to the receiver, as gaps on a wire leave a
+            // device its ring.
             thread::sleep(PAUSE);
             continue;
         }

@@ -1,6 +1,6 @@
-//! The demonstration: one service, on Tidewall and on Linux sockets, from
-//! 10,000 packets/s to all that the link carries; then a web server, asked by
-//! `wrk`, through a SYN flood. In under four minutes.
+//! The demonstration, in under four minutes. First, one service on Tidewall and on Linux
+//! sockets, from 10,000 packets/s to all that the link carries. Then a web server,
+//! queried by `wrk` through a SYN flood.
 
 mod http;
 mod memory;
@@ -25,7 +25,7 @@ use crate::system::System;
 use crate::testbed::Config;
 use crate::testbed::privilege;
 
-/// The sweep, shares of what `bare` takes; `None`: as fast as it goes.
+/// The sweep, shares of `bare`'s capacity; `None`: as fast as possible.
 const SHARES: [Option<f64>; 7] = [
     Some(0.01),
     Some(0.1),
@@ -37,20 +37,20 @@ const SHARES: [Option<f64>; 7] = [
 ];
 /// Time for measuring: with the set-up, under three minutes.
 const BUDGET: Duration = Duration::from_secs(130);
-/// What the page calls systems; of the others it has the numbers.
+/// Names of systems on the page; the files have the numbers of the others.
 const NAMES: [(System, &str); 3] = [
     (System::Tidewall, "Tidewall"),
     (System::LinuxRps, "Linux"),
     (System::LinuxBusy, "Linux, tuned"),
 ];
 
-/// Runs the demonstration, writes a page and each act's result into `directory`, and prints two
-/// plots, the result in sentences and the files. Where privileges or programs are missing it says
-/// which, and runs the service on the in-memory device instead. Call it from the main thread.
+/// Runs the demonstration, writes a page and each act's result into `directory`, and
+/// prints two plots, the result in sentences and the files. If privileges or programs are
+/// missing, it names them and runs the service on the in-memory device instead. Call it
+/// from the main thread.
 ///
 /// # Errors
-/// [`Interrupted`](crate::Interrupted), and whatever setting up or writing
-/// reports.
+/// [`Interrupted`](crate::Interrupted), and errors of setting up or writing.
 pub fn demo(directory: &Path, progress: &mut dyn Progress) -> anyhow::Result<Outcome> {
     fs::create_dir_all(directory)
         .with_context(|| format!("cannot make {}", directory.display()))?;
@@ -94,7 +94,7 @@ pub fn demo(directory: &Path, progress: &mut dyn Progress) -> anyhow::Result<Out
     Ok(Outcome { results })
 }
 
-/// The page: sentences, a chart of each act, and the rest folded.
+/// Returns the page: sentences, a chart of each act, and the rest folded.
 fn html(results: &[ResultFile], sentences: Vec<String>) -> anyhow::Result<String> {
     let chart = |result: &ResultFile| {
         let flood = http::flood_time();
@@ -114,7 +114,8 @@ fn html(results: &[ResultFile], sentences: Vec<String>) -> anyhow::Result<String
     report::demo(sentences, charts, results)
 }
 
-/// A result with the systems that a first look is for, by names that need no explanation.
+/// Returns a result reduced to the systems of a first look, under names that need no
+/// explanation.
 fn plain(result: &ResultFile) -> ResultFile {
     let mut plain = result.clone();
     plain.bare = None;
@@ -124,7 +125,7 @@ fn plain(result: &ResultFile) -> ResultFile {
         if let Some(series) = of(result, system) {
             let mut series = series.clone();
             series.system = name.to_owned();
-            // What was offered is measured, so it need not rise with what was asked for.
+            // The offered rate is measured, so it need not rise with the requested one.
             series
                 .points
                 .sort_by(|one, other| one.x.total_cmp(&other.x));
@@ -139,7 +140,7 @@ fn of(result: &ResultFile, system: System) -> Option<&Series> {
     series.find(|series| series.system == system.name())
 }
 
-/// The result, in plain words; one sentence for each act.
+/// Describes the result; one sentence for each act.
 fn sentences(results: &[ResultFile]) -> Vec<String> {
     results
         .iter()

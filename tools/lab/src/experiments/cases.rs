@@ -10,7 +10,7 @@ use crate::result::{Series, find};
 use crate::sweep::{Plan, Sample, point};
 use crate::verdict::{is_decided, judge};
 
-/// A point to measure: where it is drawn, and how it is measured.
+/// A point to measure: its position, and how to measure it.
 pub(super) struct Case<T> {
     pub(super) system: &'static str,
     pub(super) setting: &'static str,
@@ -18,8 +18,8 @@ pub(super) struct Case<T> {
     pub(super) what: T,
 }
 
-/// Measures every case round by round, in alternating order, until the plan is over or all
-/// claims are decided, and adds the curves to those that there are.
+/// Measures every case round by round, in alternating order, until the plan is over or
+/// all claims are decided. Adds the curves to the existing ones.
 pub(super) fn rounds<T>(
     run: &mut Run<'_>,
     cases: &[Case<T>],
@@ -63,7 +63,7 @@ pub(super) fn rounds<T>(
     Ok(())
 }
 
-/// A curve a system and setting.
+/// Returns one curve per system and setting.
 fn curves<T>(cases: &[Case<T>], measured: &BTreeMap<usize, Vec<Sample>>) -> Vec<Series> {
     let mut series: Vec<Series> = Vec::new();
     for (number, case) in cases.iter().enumerate() {
@@ -84,7 +84,7 @@ fn curves<T>(cases: &[Case<T>], measured: &BTreeMap<usize, Vec<Sample>>) -> Vec<
     series
 }
 
-/// A value of the curve's point at `x`.
+/// Returns a value of the curve's point at `x`.
 pub(super) fn value(
     series: &[Series],
     (system, setting): (&str, &str),

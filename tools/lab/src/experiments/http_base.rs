@@ -1,10 +1,9 @@
-//! A web server that nobody floods: requests/s with connections kept and with
-//! one connection a request, response times below saturation, and what idle
-//! connections take.
+//! A web server without a flood: requests/s with persistent connections and with one
+//! connection per request, response times below saturation, and the memory of idle
+//! connections.
 //!
-//! The server has a few microseconds of work of its own for each request, so
-//! that it is heavier than the client, which is a kernel socket's program under
-//! every system.
+//! The server does a few microseconds of work for each request, so that it is heavier
+//! than the client, a program on kernel sockets under every system.
 
 use std::sync::atomic::AtomicU8;
 
@@ -34,7 +33,7 @@ pub(super) const EXPERIMENT: Experiment = Experiment {
     claims,
 };
 
-/// Multiplications a request: 2 to 3 µs.
+/// Multiplications per request: 2 to 3 µs.
 const WORK: u32 = 2_500;
 const TIMES: &str = "response time at 70 % of what the best Linux mode serves";
 const SHARE: f64 = 0.7;
@@ -42,10 +41,10 @@ const IDLE: &str = "32 busy connections beside idle ones";
 /// Idle connections of the claims.
 const MANY: u32 = 100_000;
 const BYTES: &str = "bytes each";
-/// A server on Linux has a file for each connection, and others.
+/// A server on Linux has one file for each connection, and others.
 const OTHER_FILES: u64 = 2_000;
 
-/// Response times at `rate` requests/s.
+/// Returns response times at `rate` requests/s.
 fn times(config: Config, site: &Site, rate: f64) -> Vec<Curve> {
     let http = HttpSpec {
         rate: Some((rate as u64).max(1)),
@@ -64,8 +63,8 @@ fn times(config: Config, site: &Site, rate: f64) -> Vec<Curve> {
     SYSTEMS.into_iter().map(curve).collect()
 }
 
-/// Busy connections without idle ones and beside them; under Linux beside as
-/// many as there may be files.
+/// Returns busy connections without idle ones and beside them; under Linux, beside as
+/// many as the file limit allows.
 fn beside_idle(config: Config, site: &Site, files: u64) -> Vec<Curve> {
     let load = |connections: u32| LoadSpec {
         idle: (connections > 0).then(|| IdleSpec {
@@ -126,8 +125,8 @@ fn reduce(curve: &Curve, load: &LoadSpec, measured: &Measured) -> Option<Sample>
     Some(sample)
 }
 
-/// Bytes that an idle connection takes of its server. The driver's flow table is
-/// there before any connection, so that an entry is not in the process's growth.
+/// Returns the server's bytes per idle connection. The driver's flow table exists before
+/// any connection, so an entry is not part of the process's growth.
 fn bytes_each(held: Held, linux: bool) -> f64 {
     let each = |bytes: u64| bytes as f64 / f64::from(held.connections);
     if linux {
@@ -155,14 +154,14 @@ fn claims(series: &[Series]) -> Vec<Claim> {
         ),
         Claim::at_least(
             "one-request-vs-linux",
-            "one connection a request: tidewall's requests/s over the best Linux mode's",
+            "one connection per request: tidewall's requests/s over the best Linux mode's",
             peak(ONE),
             1.5,
         ),
         Claim::at_most(
             "p99-vs-linux",
-            "99th percentile of the response time at 70 % of what the best Linux mode \
-             serves: tidewall's over the best Linux mode's",
+            "99th percentile of the response time at 70 % of the best Linux mode's \
+             rate: tidewall's over the best Linux mode's",
             ratio(
                 find(series, "tidewall", Some(TIMES)).and_then(time),
                 quickest_linux(series, Some(TIMES), time),

@@ -1,12 +1,12 @@
-//! What a request costs: processor time of a web server below saturation, at rates
-//! that are shares of what Linux's best mode serves on this machine.
+//! The cost of a request: CPU time of a web server below saturation, at rates that are
+//! shares of what Linux's best mode serves on this machine.
 //!
-//! Counted is the whole processor that the server is pinned to, the kernel's part
-//! included: what it was not idle (/proc/timer_list, to the nanosecond), over the
-//! responses in that time. The kernel's modes are those that receive on that
-//! processor; left to itself a veth's peer would receive on the sender's, where
-//! nobody could distinguish it from the client. The client takes replies on its own
-//! processor under every system.
+//! The cost counts the whole processor to which the server is pinned, the kernel's part
+//! included. It is that processor's busy time (/proc/timer_list, to the nanosecond), over
+//! the responses in that time. The kernel's modes are those that receive on that
+//! processor. By default a veth's peer would receive on the sender's, where its work is
+//! indistinguishable from the client's. The client receives replies on its own processor
+//! under every system.
 
 use std::collections::BTreeMap;
 use std::time::Instant;
@@ -37,19 +37,19 @@ pub(super) const EXPERIMENT: Experiment = Experiment {
 
 /// Offered, % of what the best Linux mode serves.
 const SHARES: [u32; 3] = [10, 25, 50];
-/// Further figures of a point, each drawn by itself, and its vertical axis.
+/// Further figures of a point, each drawn separately, and its vertical axis.
 const PANELS: [(&str, &str); 3] = [
     ("p50 µs", "median response time, µs"),
     ("p99 µs", "99th percentile of the response time, µs"),
     (WAKE_UPS, "times that the server slept, a request"),
 ];
-/// A mode that lets requests wait for a timer, some or all of them, has fewer wake-ups at
-/// the expense of its clients: beside the comparison with all modes stands one with the
-/// mode that answers each as it comes.
+/// A mode that makes some or all requests wait for a timer has fewer wake-ups, at the
+/// expense of its clients. So beside the comparison with all modes there is one with the
+/// mode that answers each request as it arrives.
 const PROMPT: System = System::LinuxRps;
 const WAKE_UPS: &str = "wake-ups a request";
 
-/// What is compared, with nginx where it is installed.
+/// Returns the servers to compare, including nginx if it is installed.
 fn servers(site: &Site) -> Vec<(System, TcpSpec)> {
     let mut servers: Vec<_> = SYSTEMS.map(|system| (system, site.server(0))).to_vec();
     let nginx = nginx(site);
@@ -70,7 +70,7 @@ fn nginx(site: &Site) -> Program {
     }
 }
 
-/// Requests at each share of `saturation`, requests/s.
+/// Returns requests at each share of `saturation`, requests/s.
 fn curves(config: Config, site: &Site, setting: &'static str, saturation: f64) -> Vec<Curve> {
     let reuse = LOOPS.iter().find(|(name, _)| *name == setting);
     let reuse = reuse.map_or(Reuse::KeepAlive, |(_, reuse)| *reuse);
@@ -145,7 +145,7 @@ fn measure(run: &mut Run<'_>) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// Processor time a request against the share of `saturation` that was offered.
+/// Reduces a load to CPU time per request, against the offered share of `saturation`.
 fn reduce(saturation: f64, load: &LoadSpec, measured: &Measured) -> Option<Sample> {
     let report = &measured.outcome.report;
     let offered = load.http.as_ref()?.rate? as f64;
@@ -168,7 +168,7 @@ fn reduce(saturation: f64, load: &LoadSpec, measured: &Measured) -> Option<Sampl
     })
 }
 
-/// A share of a processor's time, as µs for each of `served` requests/s.
+/// Converts a share of a processor's time to µs for each of `served` requests/s.
 fn each(share: f64, served: f64) -> f64 {
     1e6 * share / served
 }
@@ -197,7 +197,7 @@ fn claims(series: &[Series]) -> Vec<Claim> {
             claims.push(Claim::at_most(
                 format!("{name}-{share}"),
                 format!(
-                    "{setting}, at {share} % of what the best Linux mode serves: processor time a \
+                    "{setting}, at {share} % of the best Linux mode's rate: CPU time per \
                      request, tidewall's over the best Linux mode's"
                 ),
                 ratio(ours, quickest_linux(series, Some(setting), cost)),

@@ -1,10 +1,10 @@
-//! LRP, Table 1: what an idle machine's round trip, a sliding window over UDP
-//! and a bulk transfer over TCP cost.
+//! LRP, Table 1: the cost, on an idle machine, of a round trip, a sliding window over UDP
+//! and a bulk transfer over TCP.
 //!
-//! The client spins. The server sleeps in its receive call (`blocking`), or
-//! first polls for at most 20 µs (`20 µs spin`; for Linux that is
-//! SO_BUSY_POLL). `linux-plain` takes part because an idle Tidewall is woken
-//! the same way: by the driver's poll on the sender's processor.
+//! The client spins. The server sleeps in its receive call (`blocking`), or first polls
+//! for at most 20 µs (`20 µs spin`; for Linux that is SO_BUSY_POLL). `linux-plain` is
+//! included because an idle Tidewall is woken the same way: by the driver's poll on the
+//! sender's processor.
 
 use std::collections::BTreeMap;
 
@@ -45,14 +45,14 @@ const WRITE: u32 = 32_768;
 const TCP_PORT: u16 = 5;
 /// Name of a point's value.
 const TRIPS: &str = "round trips/s";
-/// Systems whose server of a TCP connection sleeps.
+/// Systems in which the server of a TCP connection sleeps.
 const TCP: [System; 4] = [
     System::Tidewall,
     System::LinuxRps,
     System::LinuxTimer,
     System::LinuxPlain,
 ];
-/// Bytes of a small request: LRP's one, and the eight that the claims are about.
+/// Bytes of a small request: LRP's single byte, and the eight of the claims.
 const SMALL: [u16; 2] = [1, 8];
 const JUDGED: f64 = 8.0;
 /// Bytes of a packet of the sliding window: a full frame.
@@ -172,7 +172,7 @@ fn reduce(curve: &Curve, load: &LoadSpec, measured: &Measured) -> Option<Sample>
     if let Some(stream) = &load.stream {
         return reduce_stream(stream, measured);
     }
-    // That the service is there was shown before: what is not answered is late.
+    // The service has proved to be there: an unanswered request is a late one.
     let (spec, ping) = (load.ping.as_ref()?, measured.outcome.report.ping.as_ref()?);
     let payload: f64 = spec.payload.into();
     let mut values = trips::values(ping, spec.timeout);
@@ -191,7 +191,7 @@ fn reduce(curve: &Curve, load: &LoadSpec, measured: &Measured) -> Option<Sample>
 }
 
 fn reduce_stream(spec: &StreamSpec, measured: &Measured) -> Option<Sample> {
-    // A service that is not there refuses the connection, and there is no report.
+    // A missing service refuses the connection, and there is no report.
     let stream = measured.outcome.report.stream.as_ref()?;
     let (y, values) = match spec.kind {
         StreamKind::Bulk => (stream.rate * 8.0 / 1e6, BTreeMap::new()),

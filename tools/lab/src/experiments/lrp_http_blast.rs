@@ -1,5 +1,5 @@
-//! LRP's remark on a web server beside a packet blast: HTTP while UDP packets
-//! come to another port of the same program, which never reads them.
+//! LRP's remark on a web server beside a packet blast: HTTP while UDP packets arrive on
+//! another port of the same program, which never reads them.
 
 use tidewall_load::{LoadSpec, Reuse, SenderKind};
 
@@ -21,8 +21,8 @@ pub(super) const EXPERIMENT: Experiment = Experiment {
     ..USUAL
 };
 
-/// Multiplications a request: about 20 µs, which make the server heavier than
-/// client and sender together.
+/// Multiplications per request: about 20 µs, which make the server heavier than client
+/// and sender together.
 pub(crate) const WORK: u32 = 20_000;
 /// The blast at which the claims are judged, as a share of `bare`'s capacity.
 const JUDGED: f64 = 0.3;

@@ -1,10 +1,9 @@
-//! LRP, Figure 4: round trips of a ping-pong beside a blast at another socket
-//! of the same program, and beside a blast at a port that nobody owns.
+//! LRP, Figure 4: round trips of a ping-pong beside a blast at another socket of the same
+//! program, and beside a blast at an unowned port.
 //!
-//! One queue for all systems: with a queue each, ping-pong and blast do not
-//! meet, for Linux as for Tidewall. A request not answered
-//! within 20 ms counts as lost and the next one is sent; LRP's client waited
-//! for ever.
+//! All systems have one queue: with one queue each, ping-pong and blast would not meet,
+//! for Linux as for Tidewall. A request not answered within 20 ms counts as lost, and the
+//! next one is sent; LRP's client waited forever.
 
 use std::time::Duration;
 
@@ -44,13 +43,13 @@ const UNOWNED: &str = "blast at a port nobody owns";
 const JUDGED: f64 = 0.9;
 /// Blasts beside which the service is compared with `bare`.
 const BESIDE: [f64; 3] = [0.5, 0.9, 1.1];
-/// Least that must have been offered to us of what was offered to another.
+/// Smallest offered rate, relative to that of the other system, for a fair comparison.
 const REACHED: f64 = 0.9;
 const TIMEOUT: Duration = Duration::from_millis(20);
 
 const FULL: [f64; 8] = [0.0, 0.1, 0.3, 0.5, 0.7, 0.9, 1.0, 1.1];
 const QUICK: [f64; 4] = [0.0, 0.5, 0.9, 1.1];
-/// Of Linux, what the claims compare with.
+/// The Linux points with which the claims compare.
 const QUICK_LINUX: [f64; 2] = [0.0, 0.9];
 
 const SYSTEMS: [System; 10] = [
@@ -71,7 +70,7 @@ fn curves((config, capacity): Bed, quick: bool, systems: &[System]) -> Vec<Curve
         match (quick, setting) {
             (true, None) if system.is_linux() => &QUICK_LINUX,
             (true, Some(_)) if system.is_linux() => &[],
-            // Beside nothing both settings are the same.
+            // Without a blast both settings are the same.
             (true, Some(_)) => QUICK.split_at(1).1,
             (true, None) => &QUICK,
             (false, _) => &FULL,
@@ -99,8 +98,8 @@ fn curves((config, capacity): Bed, quick: bool, systems: &[System]) -> Vec<Curve
             let mut curve = Curve {
                 system,
                 setting,
-                // As an application gets it that says nothing; the other
-                // experiments measure without.
+                // As for an application that sets nothing; the other experiments do not
+                // spin.
                 spin: matches!(system, System::Tidewall | System::NiLrp).then_some(20),
                 services: vec![
                     ServiceSpec {
@@ -147,8 +146,9 @@ fn measure(run: &mut Run<'_>) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// No echo at all is the livelock that this experiment is about, and a point at
-/// zero: that the service is there was shown before the blast.
+/// Reduces a load to its round trips. No echo at all is the livelock that this experiment
+/// is about, and gives a point at zero: before the blast, the service has proved to be
+/// there.
 fn reduce(_: &Curve, _: &LoadSpec, measured: &Measured) -> Option<Sample> {
     let report = &measured.outcome.report;
     let ping = report.ping.as_ref()?;
@@ -207,7 +207,7 @@ fn claims(series: &[Series]) -> Vec<Claim> {
         ),
         Claim::at_least(
             "unowned-vs-owned",
-            "tidewall's echoes/s beside that blast at a port nobody owns, over those \
+            "tidewall's echoes/s beside that blast at an unowned port, over those \
              beside it at an owned one",
             ratio(
                 ours(Some(UNOWNED)).and_then(|ours| Some(ours.offered(JUDGED)?.y)),
@@ -217,7 +217,7 @@ fn claims(series: &[Series]) -> Vec<Claim> {
         ),
         Claim::at_least(
             "idle-vs-bare",
-            "tidewall's echoes/s beside nothing, over bare's, which always polls",
+            "tidewall's echoes/s without a blast, over bare's, which always polls",
             ratio(
                 ours(None).and_then(|ours| Some(ours.offered(0.0)?.y)),
                 bare(None).and_then(|bare| rate(bare, 0.0)),
@@ -251,7 +251,7 @@ fn claims(series: &[Series]) -> Vec<Claim> {
     }
     for (setting, name, place) in [
         (None, "owned", "another socket"),
-        (Some(UNOWNED), "unowned", "a port nobody owns"),
+        (Some(UNOWNED), "unowned", "an unowned port"),
     ] {
         for share in BESIDE {
             let both = |of: &dyn Fn(&Series) -> Option<f64>| {
@@ -377,14 +377,14 @@ mod tests {
         let sample = reduce(&curves[0], &curves[0].loads[1], &measured).unwrap();
         assert_eq!((sample.y, sample.values["lost"]), (0.0, 25.0));
         assert_eq!(sample.values[trips::P99], 20_000.0);
-        // A system of the kernel that collapses is compared with, not left out.
+        // A kernel mode that collapses is compared, not left out.
         let mut series = series();
         for series in &mut series[1..3] {
             series.points[2].y = 0.0;
         }
         let found = claim(&series, "echo-vs-linux");
         assert_eq!((found.measured, found.holds), (Some(4e4), Some(true)));
-        // And so is ours.
+        // And so is Tidewall's.
         series[0].points[2].y = 0.0;
         let found = claim(&series, "echo-vs-linux");
         assert_eq!((found.measured, found.holds), (Some(0.0), Some(false)));

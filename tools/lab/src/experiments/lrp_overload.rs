@@ -1,11 +1,10 @@
 //! LRP, Figure 3: delivered against offered rate, 14-byte UDP packets that the
 //! receiver discards.
 //!
-//! Every system receives on one processor; the sender has the other. The sweep
-//! uses the skb sender, which builds packets on the sender's time and so
-//! flatters the kernel; `frame sender` repeats the highest load as a network
-//! card would deliver it. `200 float multiplications` gives the application
-//! work to do for each packet.
+//! Every system receives on one processor; the sender has the other. The sweep uses the
+//! skb sender, which builds packets on the sender's time and so flatters the kernel.
+//! `frame sender` repeats the highest load as a network card would deliver it. `200 float
+//! multiplications` gives the application work for each packet.
 
 use tidewall_load::{LoadSpec, SenderKind};
 use tidewall_service::{Kind, ServiceSpec};
@@ -31,7 +30,7 @@ pub(crate) const EXPERIMENT: Experiment = Experiment {
     ..USUAL
 };
 
-/// A test bed on which `ni-lrp` has a queue more than the others.
+/// Returns a test bed on which `ni-lrp` has one queue more than the others.
 pub(super) fn steerable() -> Config {
     Config {
         steerable: true,
@@ -43,16 +42,16 @@ const PORT: u16 = 9;
 const WORK: &str = "200 float multiplications a packet";
 const WORK_MULTIPLICATIONS: u32 = 200;
 const FRAMES: &str = "frame sender";
-/// Share that may be lost at a rate that counts as free of loss. The sampled
-/// windows of sender and receiver are not the same to the packet.
+/// Share that may be lost at a rate that counts as lossless. The sampled windows of
+/// sender and receiver do not match to the packet.
 const LOSS: f64 = 0.01;
-/// From this share of `bare`'s capacity on a working application must do better
-/// than under Linux.
+/// From this share of `bare`'s capacity on, a working application must do better than
+/// under Linux.
 const WORK_FROM: f64 = 0.3;
 /// Up to this share nothing may be lost in the ring.
 const UNSATURATED: f64 = 0.9;
 
-/// The sweep, shares of `bare`'s capacity; `None`: as fast as it goes.
+/// The sweep, shares of `bare`'s capacity; `None`: as fast as possible.
 const FULL: [Option<f64>; 10] = [
     Some(0.05),
     Some(0.1),
@@ -69,7 +68,7 @@ const QUICK: [Option<f64>; 3] = [Some(0.5), Some(0.9), None];
 const WORK_FULL: [Option<f64>; 6] = [Some(0.1), Some(0.3), Some(0.5), Some(0.7), Some(1.0), None];
 const WORK_QUICK: [Option<f64>; 2] = [Some(0.5), None];
 
-/// A neighbour that is not asked: the port of a socket that is alone is not moved.
+/// An idle neighbour: the port of a lone socket is not moved.
 const NEIGHBOUR: u16 = 7;
 
 /// Systems of the whole experiment.
@@ -86,7 +85,7 @@ const SYSTEMS: [System; 10] = [
     System::LinuxBusy,
 ];
 
-/// Loads of one curve.
+/// Returns the loads of one curve.
 fn loads(bed: Bed, kind: SenderKind, shares: &[Option<f64>]) -> Vec<LoadSpec> {
     let (config, capacity) = bed;
     let load = |&share| LoadSpec {
@@ -96,7 +95,7 @@ fn loads(bed: Bed, kind: SenderKind, shares: &[Option<f64>]) -> Vec<LoadSpec> {
     shares.iter().map(load).collect()
 }
 
-/// Has a curve's blasts come on the queue that the device's rules say.
+/// Makes a curve's blasts arrive on the queue that the device's rules select.
 pub(super) fn steer(curve: &mut Curve) {
     let loads = curve.loads.iter_mut();
     for blast in loads.filter_map(|load| load.blast.as_mut()) {
@@ -139,7 +138,7 @@ fn curves(bed: Bed, quick: bool) -> Vec<Curve> {
     let working = [&[System::Bare, System::Tidewall][..], &System::LINUX].concat();
     let mut curves = Vec::new();
     for system in SYSTEMS {
-        // Of these the claims ask for the peak and the end.
+        // The claims use only the peak and the end of these.
         let rest = system.needs_real_time() || system == System::Generic;
         let shares = if quick && rest { &WORK_QUICK } else { plain };
         curves.push(curve(system, bed, shares));
@@ -155,7 +154,7 @@ fn curves(bed: Bed, quick: bool) -> Vec<Curve> {
                 ..curve(system, bed, &[])
             });
         }
-        // Without XDP and GRO a veth takes no frames, so no RPS here.
+        // Without XDP and GRO a veth accepts no frames, so there is no RPS here.
         let framed = !matches!(system, System::LinuxRps | System::Generic | System::NiLrp);
         if framed && !(quick && system.needs_real_time()) {
             curves.push(Curve {
@@ -176,7 +175,7 @@ fn measure(run: &mut Run<'_>) -> anyhow::Result<()> {
     finish(run, &curves, run.options.plan(5))
 }
 
-/// Measures `curves` and makes the result of them.
+/// Measures `curves` and creates the result.
 pub(crate) fn finish(run: &mut Run<'_>, curves: &[Curve], plan: Plan) -> anyhow::Result<()> {
     run.series = run.sweep(curves, plan, reduce)?;
     run.series.iter_mut().for_each(summarize);
@@ -215,7 +214,7 @@ fn summarize(series: &mut Series) {
     }
 }
 
-/// The paper's points that its text gives, scaled so that its BSD peak lies at
+/// Returns the points stated in the paper's text, scaled so that its BSD peak lies at
 /// ours.
 fn reference(series: &[Series]) -> Vec<Series> {
     let Some(peak) = find(series, "bsd", None).and_then(Series::peak) else {
@@ -244,7 +243,7 @@ pub(crate) fn claims(series: &[Series]) -> Vec<Claim> {
     let peak = |system: &str, setting| find(series, system, setting)?.peak();
     let at_most = |system: &str| last(system, None);
     let loss_free = |system: &str| find(series, system, None)?.mlfrr(LOSS);
-    // Nothing delivered counts as one packet, or the ratio had no value.
+    // Nothing delivered counts as one packet, or there would be no ratio.
     let over = |system: &str, setting| {
         ratio(
             last("tidewall", setting),
@@ -406,7 +405,7 @@ pub(crate) fn claims(series: &[Series]) -> Vec<Claim> {
     ]
 }
 
-/// Place by place, since the highest rate is not the same for all systems.
+/// Compares by position, since the highest rate differs between systems.
 fn work_above(series: &[Series]) -> Option<f64> {
     let ours = find(series, "tidewall", Some(WORK))?;
     let mut worst: Option<f64> = None;
@@ -437,7 +436,7 @@ mod tests {
     use crate::result::tests::{all_hold, curve};
     use crate::testbed::Config;
 
-    /// Figures as the prototypes had them.
+    /// Returns figures like those of the prototypes.
     fn series() -> Vec<Series> {
         let rates = [4e5, 7e5, 1.5e6];
         let plain = |system, delivered: [f64; 3]| {
@@ -495,7 +494,7 @@ mod tests {
             ("peak-vs-linux", 1.3e6 / 6.7e5),
             ("vs-busy", 1.3e6 / 4.3e5),
             ("vs-rps", 1.3e6 / 5.5e3),
-            // Nothing delivered counts as one packet, or the ratio had no value.
+            // Nothing delivered counts as one packet, or there would be no ratio.
             ("vs-timer", 1.3e6),
             ("generic-flat", 1.0),
             ("generic-vs-native", 7e5 / 1.3e6),

@@ -2,14 +2,15 @@
 //! clients always have requests waiting.
 //!
 //! Worker and servers are three processes on one processor: applications of one manager
-//! (`private`), or programs on the kernel's sockets. A stack that is embedded is one
-//! program's, so there (`tidewall`, `soft-lrp`, `bsd`) all three are threads.
+//! (`private`), or programs on the kernel's sockets. An embedded stack belongs to one
+//! program, so there (`tidewall`, `soft-lrp`, `bsd`) all three are threads.
 //!
-//! Each is due a third of the processor. A process's part shows in its progress over its
-//! progress alone: time that others take on its account is missing there, as are the lines
-//! of the worker's working set (35 % of the second level cache, as the paper's) that others
-//! push out of the cache. The paper's load is even. Two more are not: the second server is
-//! asked at a pace far below its third, while the first has requests waiting, or is blasted.
+//! Each is due a third of the processor. A process's share is its progress over its
+//! progress when alone. It excludes time that others spend on its account, and the lines
+//! of the worker's working set that others evict from the cache. The working set is 35 %
+//! of the second level cache, as in the paper. The paper's load is even; two further
+//! loads are not. In those, the second server's client is paced far below its third,
+//! while the first has requests waiting, or is blasted.
 
 use std::collections::BTreeMap;
 use std::time::Duration;
@@ -42,9 +43,9 @@ const PORTS: [u16; 2] = [7, 8];
 const OUTSTANDING: u16 = 64;
 /// The worker's share of the second level cache.
 const CACHE_SHARE: f64 = 0.35;
-/// What it is taken for where the kernel does not show it.
+/// Assumed size if the kernel does not report it.
 const CACHE_BYTES: usize = 1 << 20;
-/// Long beside the scheduler's slices.
+/// Long compared with the scheduler's slices.
 const WINDOW: Duration = Duration::from_millis(1_200);
 /// The due share of each of three.
 const IDEAL: f64 = 1.0 / 3.0;
@@ -58,10 +59,10 @@ const BLAST: f64 = 0.5;
 /// One of the paper's kinds of call.
 struct Calls {
     name: &'static str,
-    /// The settings of both servers, and of one alone.
+    /// The settings of both servers, and of one only.
     both: &'static str,
     alone: &'static str,
-    /// Multiplications for each: about 2.5, 10 and 40 µs.
+    /// Multiplications per call: about 2.5, 10 and 40 µs.
     work: u32,
     /// The paper's NI-LRP over its 4.4BSD: completion time of the worker, calls/s.
     paper: Option<(f64, f64)>,
@@ -109,7 +110,7 @@ const RAN: [&str; 4] = [
 ];
 const BUSY: &str = "processor busy %";
 
-/// Systems with a process for each.
+/// Systems with one process for each.
 const PROCESSES: [System; 4] = [
     System::Private,
     System::LinuxRps,
@@ -183,7 +184,7 @@ fn curves((config, capacity): Bed, quick: bool, compute: usize) -> Vec<Curve> {
             ..alone
         };
         for calls in &CALLS {
-            // The claims ask for one kind of Linux.
+            // The claims use one kind of call on Linux.
             if quick && system.is_linux() && calls.name != MEDIUM.name {
                 continue;
             }
@@ -212,7 +213,7 @@ fn curves((config, capacity): Bed, quick: bool, compute: usize) -> Vec<Curve> {
     curves
 }
 
-/// Bytes of a processor's second level cache.
+/// Returns the bytes of a processor's second level cache.
 fn second_level_cache(cpu: usize) -> Option<usize> {
     let text = |index: u32, name: &str| {
         let path = format!("/sys/devices/system/cpu/cpu{cpu}/cache/index{index}/{name}");
@@ -223,7 +224,7 @@ fn second_level_cache(cpu: usize) -> Option<usize> {
         .and_then(|index| size(text(index, "size")?.trim()))
 }
 
-/// A size as sysfs writes it, such as `2048K`.
+/// Parses a size as in sysfs, such as `2048K`.
 fn size(text: &str) -> Option<usize> {
     let (number, shift) = match text.strip_suffix('K') {
         Some(number) => (number, 10),
@@ -297,7 +298,7 @@ fn reduce(curve: &Curve, load: &LoadSpec, measured: &Measured) -> Option<Sample>
     })
 }
 
-/// The progress of three processes in a setting, to be set over their progress alone.
+/// The progress of three processes in a setting, to be divided by their progress alone.
 struct Done<'a> {
     point: &'a Point,
     /// The first server alone.
@@ -316,7 +317,8 @@ impl<'a> Done<'a> {
         })
     }
 
-    /// Returns a server's share of the processor: its calls by the time of one call alone.
+    /// Returns a server's share of the processor: its calls times the duration of one
+    /// call when alone.
     fn server(&self, calls: &str) -> Option<f64> {
         let value = |point: &Point, name: &str| point.values.get(name).copied();
         let busy = value(self.alone, BUSY)? / 100.0;
@@ -352,10 +354,10 @@ fn share(series: &[Series], point: &Point) -> Option<f64> {
     (alone.y > 0.0).then(|| point.y / alone.y)
 }
 
-/// The loads of three processes: name, settings of the load and of the first server alone,
-/// in words, and each one's due.
+/// Returns the loads of three processes: name, settings of the load and of the first
+/// server when alone, in words, and each one's due.
 fn loads() -> impl Iterator<Item = (String, &'static str, &'static str, String)> {
-    const DUE: &str = "(each is due half of what the quiet server leaves)";
+    const DUE: &str = "(each is due half of the time that the quiet server leaves)";
     let even = CALLS.iter().map(|calls| {
         let text = format!("{} (each is due a third)", calls.both);
         (calls.name.to_owned(), calls.both, calls.alone, text)
@@ -375,7 +377,7 @@ fn claims(series: &[Series]) -> Vec<Claim> {
     claims
 }
 
-/// Table 2 with a process for each.
+/// Returns the claims of Table 2 with one process for each.
 fn of_processes(series: &[Series]) -> Vec<Claim> {
     let mut claims = Vec::new();
     for (name, setting, alone, text) in loads() {
@@ -453,7 +455,8 @@ fn of_processes(series: &[Series]) -> Vec<Claim> {
     claims
 }
 
-/// Table 2 with threads of one program over an embedded stack, and the paper's comparators.
+/// Returns the claims of Table 2 with threads of one program over an embedded stack, and
+/// the paper's comparators.
 fn of_threads(series: &[Series]) -> Vec<Claim> {
     let last = |system: &str, setting| find(series, system, Some(setting))?.last();
     let point = |calls: &Calls| last("tidewall", calls.both);

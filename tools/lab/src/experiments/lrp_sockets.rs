@@ -1,10 +1,10 @@
-//! LRP's promise for a program of several sockets: a flood at some of them leaves the others
-//! alone, and the total flat.
+//! LRP's promise for a program with several sockets: a flood at some of them does not
+//! affect the others, and the total stays flat.
 //!
-//! The program is an ordinary event loop (epoll, level-triggered; recvmmsg of up to 64 a
-//! turn), on Linux and, unchanged, by `tidewall run`. Its first part has an echo socket
-//! beside a socket that is blasted. Its second has 1, 2, 8 and 100 sockets that are all
-//! blasted: with equal shares, or with half of the blast at the first of them.
+//! The program is an ordinary event loop (epoll, level-triggered; recvmmsg of up to 64
+//! per turn), on Linux and, unchanged, by `tidewall run`. Its first part has an echo
+//! socket beside a blasted socket. Its second part has 1, 2, 8 and 100 sockets that are
+//! all blasted: with equal shares, or with half of the blast at the first of them.
 
 use std::time::Duration;
 
@@ -35,18 +35,18 @@ pub(super) const EXPERIMENT: Experiment = Experiment {
 const ECHO_PORT: u16 = 7;
 const BLAST_PORT: u16 = 900;
 const TIMEOUT: Duration = Duration::from_millis(20);
-/// Before and while it is measured: several periods of the schedule, which shares the
-/// processor by turns.
+/// Warm-up and measured time: several periods of the schedule, which shares the processor
+/// by turns.
 const TIMES: (Duration, Duration) = (Duration::from_millis(500), Duration::from_secs(1));
 const BESIDE: &str = "an echo socket beside it";
 const ECHOES: &str = "echoes/s";
 
-/// The blast, shares of `bare`'s capacity; `None`: as fast as it goes.
+/// The blast, shares of `bare`'s capacity; `None`: as fast as possible.
 const SHARES: [Option<f64>; 5] = [Some(0.0), Some(0.5), Some(0.9), Some(1.1), None];
 /// The blasts beside Linux in a quick run: the claims compare with these.
 const QUICK_LINUX: [Option<f64>; 2] = [Some(0.9), Some(1.1)];
 
-/// Sockets that are all blasted, and whether the first gets half of the blast.
+/// Numbers of sockets that are all blasted, and whether the first gets half of the blast.
 const MANY: [(u16, bool, &str); 7] = [
     (1, false, "1 socket"),
     (2, false, "2 sockets"),
@@ -57,8 +57,8 @@ const MANY: [(u16, bool, &str); 7] = [
     (100, true, "100 sockets, uneven"),
 ];
 
-/// Ports of a blast at so many sockets: each port once, and the first as often as all others
-/// together where the load is uneven.
+/// Returns the ports of a blast at this many sockets: each port once, and under an uneven
+/// load the first as often as all others together.
 fn ports(sockets: u16, uneven: bool) -> Vec<u16> {
     let mut ports = Vec::new();
     for port in BLAST_PORT + 1..BLAST_PORT + sockets {
@@ -75,7 +75,7 @@ fn ports(sockets: u16, uneven: bool) -> Vec<u16> {
     }
 }
 
-/// The event loop: services as they come, the last with so many sockets.
+/// Returns the event loop: the services as given, the last with this many sockets.
 fn curve(system: System, setting: &'static str, services: &[ServiceSpec], sockets: u16) -> Curve {
     let job = DatagramsJob {
         services: services.to_vec(),
@@ -93,7 +93,7 @@ fn curve(system: System, setting: &'static str, services: &[ServiceSpec], socket
     }
 }
 
-/// The kernel's modes, that on the sender's processor included.
+/// The kernel's modes, including the one on the sender's processor.
 const LINUX: [System; 5] = [
     System::LinuxRps,
     System::LinuxTimer,
@@ -191,7 +191,7 @@ fn reduce(curve: &Curve, _: &LoadSpec, measured: &Measured) -> Option<Sample> {
     })
 }
 
-/// The point of the blast that goes as fast as it can.
+/// Returns the point of the unlimited blast.
 fn full(series: &Series) -> Option<&crate::result::Point> {
     series.points.iter().find(|point| point.share.is_none())
 }
@@ -227,7 +227,7 @@ fn claims(series: &[Series]) -> Vec<Claim> {
     }
     for share in [0.9, 1.1] {
         let linux = best_linux(series, Some(BESIDE), |linux| {
-            // That of the sender's processor has another processor.
+            // The mode on the sender's processor has another processor.
             (linux.system != System::LinuxPlain.name()).then_some(())?;
             echoes(linux, share)
         });

@@ -1,12 +1,12 @@
-//! LRP, Figure 5: HTTP against the rate of a SYN flood to another listening
-//! port, where nobody accepts. Then what the paper could not do: the same flood
-//! at the server's own port.
+//! LRP, Figure 5: HTTP against the rate of a SYN flood to another listening port, on
+//! which no server accepts. Then what the paper could not do: the same flood at the
+//! server's own port.
 //!
-//! The flood's sources are scattered over a network whose answers are sent on
-//! to the client's side and end there. Linux has its SYN cookies on, as it
-//! comes; and twice more what its operators put in front of it: a limit of SYNs
-//! in the driver, and the kernel's SYN proxy. At the server's own port two things count: the connections that were
-//! there before, and whether new clients still get in.
+//! The flood's sources are scattered over a network whose answers are routed to the
+//! client's side and end there. Linux runs with SYN cookies, its default. It runs twice
+//! more behind what its operators use: a limit of SYNs in the driver, and the kernel's
+//! SYN proxy. At the server's own port two things count: the connections that existed
+//! before, and whether new clients still connect.
 
 use std::time::Duration;
 
@@ -38,8 +38,8 @@ pub(super) const EXPERIMENT: Experiment = Experiment {
     ..USUAL
 };
 
-/// A test bed whose client does not get the answers to a flood. The program that drops
-/// them costs the client a copy of each reply.
+/// Returns a test bed whose client does not receive the answers to a flood. The program
+/// that drops them costs the client a copy of each reply.
 fn config() -> Config {
     Config {
         xdp_sink: true,
@@ -55,13 +55,12 @@ const TIMES: &str = "flood at another port, response times";
 const P99: &str = "p99 µs";
 /// The flood at which the claims are judged, SYN segments/s.
 const JUDGED: f64 = 400_000.0;
-/// Of the unflooded rate, what is to be kept beside it at a dummy port.
+/// Share of the unflooded rate to be kept beside a flood of a dummy port.
 const KEPT: f64 = 0.85;
 /// Longest 99th percentile of response times there, µs.
 const P99_MAX: f64 = 20_000.0;
-/// What is wanted over the best Linux, the defended ones included: 0.70 of the
-/// unflooded rate was to be kept, and Linux behind a limit kept 0.59 when that was
-/// first measured.
+/// Required ratio over the best Linux, the defended ones included. The goal was 0.70 of
+/// the unflooded rate, and Linux behind a limit kept 0.59 when that was first measured.
 const VS_LINUX: f64 = 1.2;
 
 const FULL: [u64; 7] = [0, 10_000, 50_000, 100_000, 200_000, 400_000, 600_000];
@@ -83,9 +82,9 @@ const SYSTEMS: [System; 8] = [
 
 /// Time in which a new client must be connected.
 const TIMEOUT: Duration = Duration::from_secs(3);
-/// New clients begin for so long.
+/// Time during which new clients begin.
 const BEGIN_FOR: Duration = Duration::from_millis(1000);
-/// New clients a second.
+/// New clients per second.
 const NEW_CLIENTS: u64 = 200;
 
 fn curves(systems: &[System], config: Config, site: &Site, quick: bool) -> Vec<Curve> {
@@ -120,14 +119,14 @@ fn curves(systems: &[System], config: Config, site: &Site, quick: bool) -> Vec<C
         }
         let curve = |loads| Curve::over_tcp(system, site.server(WORK), loads);
         curves.push(curve(at_dummy(SenderKind::Skb, dummy)));
-        // Without XDP and GRO a veth takes no frames, so no RPS here.
+        // Without XDP and GRO a veth accepts no frames, so there is no RPS here.
         if system != System::LinuxRps && !system.needs_real_time() {
             curves.push(Curve {
                 setting: Some(FRAMES),
                 ..curve(at_dummy(SenderKind::Frame, &[0, JUDGED as u64]))
             });
         }
-        // Longer than real-time threads may have the processor to themselves.
+        // Longer than real-time threads may occupy the processor.
         if !system.needs_real_time() {
             let loads = own.iter().map(|&rate| {
                 let load = load(SenderKind::Skb, HTTP_PORT, rate);
@@ -170,28 +169,28 @@ fn measure(run: &mut Run<'_>) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// The share of new clients that got in, of every system.
+/// Returns the share of new clients that connected, of every system.
 fn new_clients(series: &Series) -> Option<Series> {
     let shares = redrawn(series, CONNECTED, NEW, "share of new clients connected");
     (series.setting.as_deref() == Some(OWN) && !shares.points.is_empty()).then_some(shares)
 }
 
-/// Response times beside the flood at the dummy port, of every system.
+/// Returns response times beside the flood at the dummy port, of every system.
 fn response_times(series: &Series) -> Option<Series> {
     let axis = "99th percentile of the response time, µs";
     let times = redrawn(series, P99, TIMES, axis);
     (series.setting.is_none() && !times.points.is_empty()).then_some(times)
 }
 
-/// The paper's points that its text gives: shares of each system's own peak,
+/// Returns the points stated in the paper's text: shares of each system's own peak,
 /// scaled so that BSD's livelock lies where Linux's would begin.
 fn reference(series: &[Series]) -> Vec<Series> {
     let Some(peak) = find(series, "soft-lrp", None).and_then(Series::peak) else {
         return Vec::new();
     };
-    // Druschel and Banga 1996, section "Experimental Results", Figure 5: BSD
-    // livelocks near 10,000 SYN/s, SOFT-LRP keeps almost half at 20,000. Rates
-    // are drawn at 20 times theirs.
+    // Druschel and Banga 1996, section "Experimental Results", Figure 5: BSD livelocks
+    // near 10,000 SYN/s, SOFT-LRP keeps almost half at 20,000. Rates are drawn at 20
+    // times theirs.
     const SCALE: f64 = 20.0;
     let given = [
         ("soft-lrp", [(0.0, 1.0), (20_000.0, 0.48)]),

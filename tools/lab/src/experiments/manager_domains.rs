@@ -1,13 +1,15 @@
-//! Four private applications on one queue: two that echo, one that is blasted, and one that
-//! stands still with its channel full. What the two lose by the others.
+//! Four private applications on one queue: two that echo, one that is blasted, and one
+//! that stands still with its channel full. The result is what the two lose because of
+//! the others.
 //!
-//! Each is a process and a user of its own, all on the receiver's processor. Alone are the
-//! same two without the others. A paced client asks less than they could answer, a closed
-//! loop all of it, and so also shows what their processor spends on the blast.
+//! Each is a process with its own user, all on the receiver's processor. For comparison,
+//! the same two run without the others. A paced client requests less than they could
+//! answer. A closed loop requests all of it, and so also shows how much the processor
+//! spends on the blast.
 //!
-//! Two more questions: does an application of 100 sockets get more than one of a single
-//! socket, when both are blasted; and how many requests/s do two applications answer
-//! together, over what one embedded stack answers of the same clients?
+//! Two more questions follow. Does an application of 100 sockets get more than one of a
+//! single socket, if both are blasted? How many requests/s do two applications answer
+//! together, relative to one embedded stack with the same clients?
 
 use std::time::Duration;
 
@@ -39,23 +41,23 @@ const ECHO_PORTS: [u16; 2] = [7, 8];
 const BLAST_PORT: u16 = 9;
 const STILL_PORT: u16 = 10;
 const TIMEOUT: Duration = Duration::from_millis(20);
-/// Before and while processes are measured that keep their processor busy, which the schedule
-/// shares by turns.
+/// Warm-up and measured time of processes that keep their processor busy, which the
+/// schedule shares by turns.
 const LONG: (Duration, Duration) = (Duration::from_millis(300), Duration::from_secs(1));
 /// Requests/s of a paced client to each, as a share of `bare`'s capacity.
 const PACE: f64 = 0.003;
-/// Requests in flight to the one that stands still: its channel is full soon.
+/// Requests in flight to the one that stands still: its channel fills soon.
 const UNANSWERED: u16 = 64;
 /// The blast at which the claims are judged, as a share of `bare`'s capacity.
 const JUDGED: f64 = 0.3;
-/// Sockets of the first application beside one of a single socket.
+/// Sockets of the first application, beside one with a single socket.
 const SOCKETS: u16 = 100;
 const SOCKETS_FROM: u16 = 1_000;
 /// The blast at both, half of it at each.
 const BOTH: f64 = 0.5;
 /// Multiplications for each of their datagrams, and for each request, as in `http-base`.
 const WORK: u32 = 2_500;
-/// Requests in flight to each of two applications that are asked at the same time.
+/// Requests in flight to each of two applications with simultaneous clients.
 const ASKED: u16 = 32;
 const MANY: &str = "100 sockets beside 1, both blasted";
 const REQUESTS: &str = "two asked at the same time";
@@ -65,7 +67,7 @@ const OF_ONE: &str = "datagrams/s counted by the 1 socket";
 const FULL: [f64; 5] = [0.0, 0.1, JUDGED, 0.5, 0.7];
 const QUICK: [f64; 3] = [0.0, JUDGED, 0.5];
 
-/// Of each client, what its curves are called alone and among the others.
+/// The names of each client's curves, alone and among the others.
 const CLIENTS: [(Option<f64>, &str, &str, &str); 2] = [
     (Some(PACE), "paced", "paced, alone", "paced, four of them"),
     (
@@ -240,7 +242,7 @@ fn claims(series: &[Series]) -> Vec<Claim> {
         let over = |share| ratio(rate(together, share), rate(alone, 0.0));
         let text = |beside: &str| {
             format!(
-                "{name} client, one application stands still, {beside}: echoes/s of the two \
+                "{name} client, one application is stopped, {beside}: echoes/s of the two \
                  others, over theirs alone"
             )
         };
@@ -277,7 +279,7 @@ fn claims(series: &[Series]) -> Vec<Claim> {
     let requests = |system| Some(find(series, system, Some(REQUESTS))?.last()?.y);
     claims.push(Claim::at_least(
         "requests",
-        "two applications asked at the same time: requests/s of both, private over embedded",
+        "two applications under load at the same time: requests/s of both, private over embedded",
         ratio(requests("private"), requests("tidewall")),
         0.9,
     ));

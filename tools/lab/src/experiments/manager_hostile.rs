@@ -1,9 +1,11 @@
 //! A private application beside one that does its worst: it forges frames of every kind,
-//! scribbles over rings, frame memory and tables, garbles and repeats messages, and reads no
-//! answer. What the other loses by it, and what of it leaves the device.
+//! scribbles over rings, frame memory and tables, garbles and repeats messages, and reads
+//! no answer. The result is what the other application loses, and which of the forged
+//! frames leave the device.
 //!
-//! The same beside one that does nothing is the comparison. Both are of the lowest priority
-//! on the receiver's processor: how it divides its time is the scheduler's.
+//! The comparison is the same beside an application that does nothing. Both have the
+//! lowest priority on the receiver's processor; the scheduler decides how it divides its
+//! time.
 
 use std::time::Duration;
 
@@ -34,7 +36,7 @@ pub(super) const EXPERIMENT: Experiment = Experiment {
 const ECHO_PORT: u16 = 7;
 const BLAST_PORT: u16 = 9;
 const HOSTILE_PORT: u16 = 4000;
-/// Of `bare`'s capacity, what is delivered to the other.
+/// Share of `bare`'s capacity that is delivered to the other application.
 const SHARE: f64 = 0.3;
 /// Requests in flight of the closed loop.
 const OUTSTANDING: u16 = 16;
@@ -158,7 +160,7 @@ fn claims(series: &[Series]) -> Vec<Claim> {
         ),
         Claim::at_most(
             "watched",
-            "frames at the client that nobody looked at",
+            "frames at the client that were not examined",
             of(MISSED),
             0.0,
         ),

@@ -1,9 +1,10 @@
-//! The three ways to have the stack, beside each other: embedded in a privileged process,
-//! direct (no privilege, the device's own queues from a manager) and private (neither
-//! privilege nor trust, behind a virtual pair).
+//! The three ways to own the stack, compared:
+//! - embedded in a privileged process
+//! - direct: no privilege, the device's own queues from a manager
+//! - private: neither privilege nor trust, behind a virtual pair
 //!
-//! One application, the same in all of them, which polls the device in the receiving thread:
-//! so does a private one that is alone (docs/decisions.md, 150).
+//! One application, the same in all of them, polls the device in the receiving thread. A
+//! lone private application does so, too (docs/decisions.md, 150).
 
 use std::time::Duration;
 
@@ -38,12 +39,12 @@ const ECHOES: &str = "echoes beside a blast at another socket";
 /// The blast beside which echoes are compared, as a share of `bare`'s capacity.
 const BESIDE: f64 = 0.5;
 const TIMEOUT: Duration = Duration::from_millis(20);
-/// Multiplications a request, as in `http-base`.
+/// Multiplications per request, as in `http-base`.
 const WORK: u32 = 2_500;
-/// As an application gets it that says nothing.
+/// The default of an application that sets nothing.
 const SPIN_MICROSECONDS: u32 = 20;
 
-/// Blasts; `None`: as fast as it goes.
+/// Blasts; `None`: as fast as possible.
 const FULL: [Option<f64>; 6] = [Some(0.1), Some(0.3), Some(0.5), Some(0.7), Some(0.9), None];
 const QUICK: [Option<f64>; 3] = [Some(0.5), Some(0.9), None];
 const ECHOES_FULL: [f64; 5] = [0.0, 0.1, 0.3, 0.5, 0.7];
@@ -74,8 +75,8 @@ fn curves((config, capacity): Bed, quick: bool, site: &Site) -> Vec<Curve> {
     };
     let mut curves = Vec::new();
     for system in [System::Bare].into_iter().chain(SYSTEMS) {
-        // As in lrp-overload: with another socket, which has nothing, what is delivered is
-        // also a matter of how the application looks at two.
+        // As in lrp-overload: beside another, idle socket, the delivered rate also
+        // depends on how the application checks the two.
         let delivered = Curve {
             system,
             spin: (system != System::Bare).then_some(SPIN_MICROSECONDS),
@@ -176,7 +177,7 @@ fn claims(series: &[Series]) -> Vec<Claim> {
         ));
         claims.push(Claim::new(
             format!("{system}-echoes-idle"),
-            format!("echoes/s beside nothing: {system} over embedded"),
+            format!("echoes/s without a blast: {system} over embedded"),
             over(echoes(system, 0.0), echoes("tidewall", 0.0)),
         ));
         claims.push(Claim::at_least(

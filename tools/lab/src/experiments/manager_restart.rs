@@ -1,9 +1,10 @@
-//! A manager that is killed with SIGKILL and started again each second, while its
-//! application serves: what that costs datagrams, connections and new clients.
+//! A manager that is killed with SIGKILL and restarted each second, while its application
+//! serves: the cost to datagrams, connections and new clients.
 //!
-//! Nothing: program, tables and pairs are pinned, and the application's queues are its own.
-//! A lost frame of a machine that is busy otherwise would count here, too, so the loads are
-//! far below saturation, and the same without a kill stands beside.
+//! The expected cost is nothing: program, tables and pairs are pinned, and the
+//! application owns its queues. A frame lost because the machine is otherwise busy would
+//! count, too. So the loads are far below saturation, and the same loads run without a
+//! kill for comparison.
 
 use std::time::Duration;
 
@@ -33,14 +34,14 @@ pub(super) const EXPERIMENT: Experiment = Experiment {
 };
 
 const ECHO_PORT: u16 = 7;
-/// How often it is killed.
+/// Interval between kills.
 const EVERY_MS: u32 = 1_000;
 /// The minute, and a quick run's share of it.
 const FULL: Duration = Duration::from_secs(60);
 const QUICK: Duration = Duration::from_millis(4_500);
 /// Datagrams/s as a share of `bare`'s capacity, and how many may be in flight.
 const DATAGRAMS: (f64, u16) = (0.005, 128);
-/// A datagram that has no answer after that is lost.
+/// A datagram without an answer after this time is lost.
 const TIMEOUT: Duration = Duration::from_millis(100);
 /// Requests/s over kept connections, and new clients/s, as shares of the same.
 const REQUESTS: f64 = 0.0025;

@@ -49,13 +49,13 @@ use crate::system::System;
 use crate::testbed::{BusyTimeout, Config};
 use crate::verdict::{is_decided, judge};
 
-/// How an experiment is to run.
+/// Options of a run.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Options {
     /// Fewer points and runs, at most a minute for most experiments; the same claims.
     pub quick: bool,
-    /// Runs of each point, whatever their time; `None`: until all claims are decided,
-    /// or time is up.
+    /// Runs of each point, whatever their time; `None`: until all claims are decided, or
+    /// time is up.
     pub rounds: Option<u32>,
     /// Background processes of lowest priority on both processors, as in LRP's
     /// Figure 4: no packet then finds its processor idle.
@@ -63,8 +63,8 @@ pub struct Options {
 }
 
 impl Options {
-    /// How often a point is measured: as asked for; when quick, as often as fits
-    /// into a minute; else `full` times. Where time is left, until all claims are
+    /// Returns how often a point is measured: as requested; when quick, as often as fits
+    /// into a minute; otherwise `full` times. If time remains, until all claims are
     /// decided.
     fn plan(&self, full: u32) -> Plan {
         match (self.rounds, self.quick) {
@@ -84,13 +84,13 @@ impl Options {
         }
     }
 
-    /// Exactly so often, unless another number was asked for.
+    /// Returns exactly `usual` rounds, unless another number was requested.
     fn rounds_of(&self, usual: u32) -> Plan {
         Plan::exactly(self.rounds.unwrap_or(usual))
     }
 
-    /// As many rounds as [`Options::plan`] says; when quick, and not told how many, within
-    /// `seconds`.
+    /// Returns the rounds of [`Options::plan`]; when quick, and without a requested
+    /// number, within `seconds`.
     fn within(&self, full: u32, seconds: u64) -> Plan {
         let mut plan = self.plan(full);
         if self.quick && self.rounds.is_none() {
@@ -106,23 +106,23 @@ pub struct Experiment {
     pub name: &'static str,
     /// The paper, and the figure or table that it reproduces.
     pub paper: &'static str,
-    /// What it measures, in a line.
+    /// Its subject, in one line.
     pub about: &'static str,
     /// The axes, with their units.
     pub(crate) x: &'static str,
     pub(crate) y: &'static str,
     /// The test bed it needs.
     pub(crate) config: fn() -> Config,
-    /// With which Linux, busy-polled, does best in it.
+    /// The busy-poll timeout at which Linux does best in it.
     pub(crate) busy: BusyTimeout,
-    /// What sends the loads, in words.
+    /// The senders of the loads, in words.
     pub(crate) senders: &'static [&'static str],
     pub(crate) measure: fn(&mut Run<'_>) -> anyhow::Result<()>,
     /// Computes the claims from the series.
     pub(crate) claims: fn(&[Series]) -> Vec<Claim>,
 }
 
-/// What most experiments have in common.
+/// Defaults that most experiments share.
 pub(crate) const USUAL: Experiment = Experiment {
     name: "",
     paper: "",
@@ -136,22 +136,22 @@ pub(crate) const USUAL: Experiment = Experiment {
     claims: |_| Vec::new(),
 };
 
-/// An experiment under way: what it measures with, and what it has found.
+/// An experiment in progress: its bench, and its results.
 pub(crate) struct Run<'a> {
     pub(crate) bench: &'a mut Bench,
     pub(crate) options: Options,
     pub(crate) progress: &'a mut dyn Progress,
     pub(crate) name: &'static str,
     pub(crate) senders: Vec<&'static str>,
-    /// Time for measuring that has been spent already.
+    /// Time already spent on measuring.
     spent: Duration,
-    /// What the experiment is to show.
+    /// The claims of the experiment.
     claims: fn(&[Series]) -> Vec<Claim>,
-    /// What `bare` takes, once that has been measured.
+    /// The capacity of `bare`, once measured.
     capacity: Option<Probed>,
     /// The systems measured so far.
     pub(crate) systems: BTreeSet<System>,
-    /// How each was run where the systems' own words do not say, by its name.
+    /// How each was run, by name, if the systems' own descriptions do not cover it.
     pub(crate) described: Option<BTreeMap<String, String>>,
     pub(crate) series: Vec<Series>,
     pub(crate) reference: Vec<Series>,
@@ -163,10 +163,10 @@ impl Run<'_> {
         self.bench.testbed.config()
     }
 
-    /// What `bare` takes, measured when it is first asked for.
+    /// Returns the capacity of `bare`, measured on the first call.
     ///
     /// # Errors
-    /// What measuring it reports.
+    /// An error of measuring it.
     fn capacity(&mut self) -> anyhow::Result<Capacity> {
         if let Some(probed) = &self.capacity {
             return Ok(probed.capacity);
@@ -178,18 +178,18 @@ impl Run<'_> {
         Ok(self.capacity.insert(probed).capacity)
     }
 
-    /// The test bed's configuration, and what `bare` takes there.
+    /// Returns the test bed's configuration, and `bare`'s capacity there.
     ///
     /// # Errors
-    /// As of [`Run::capacity`].
+    /// Those of [`Run::capacity`].
     pub(crate) fn bed(&mut self) -> anyhow::Result<Bed> {
         Ok((self.config(), self.capacity()?))
     }
 
-    /// The same, for loads that stay what they are where the machine changes its speed.
+    /// Returns the same, for loads that do not change with the machine's speed.
     ///
     /// # Errors
-    /// As of [`Run::capacity`].
+    /// Those of [`Run::capacity`].
     fn steady_bed(&mut self) -> anyhow::Result<Bed> {
         let bed = self.bed()?;
         if let Some(probed) = &mut self.capacity {
@@ -198,8 +198,8 @@ impl Run<'_> {
         Ok(bed)
     }
 
-    /// Measures all curves, `point` making numbers of each measurement; see
-    /// [`sweep::sweep`]. What went wrong is noted.
+    /// Measures all curves; `point` reduces each measurement to numbers; see
+    /// [`sweep::sweep`]. Notes what went wrong.
     ///
     /// # Errors
     /// [`Interrupted`](crate::Interrupted).
@@ -212,7 +212,7 @@ impl Run<'_> {
         self.sweep_part(self.name, curves, plan, point)
     }
 
-    /// The same, under the name that progress shows.
+    /// Does the same, under the name that progress shows.
     fn sweep_part(
         &mut self,
         name: &str,
@@ -255,22 +255,21 @@ impl Run<'_> {
 }
 
 impl Experiment {
-    /// Runs it on a test bed of its own, which is taken down after.
+    /// Runs it on its own test bed, which is removed afterwards.
     ///
     /// # Errors
-    /// What building the test bed reports, and
-    /// [`Interrupted`](crate::Interrupted).
+    /// An error of building the test bed, and [`Interrupted`](crate::Interrupted).
     pub fn run(&self, options: Options, progress: &mut dyn Progress) -> anyhow::Result<ResultFile> {
         let mut bench = Bench::new((self.config)(), options.spinners)?;
         bench.testbed.set_busy_timeout(self.busy);
         self.run_on(&mut bench, options, progress, self.measure)
     }
 
-    /// Runs `measure` in its place on a standing test bed, and judges the result
-    /// by its claims.
+    /// Runs `measure` instead, on an existing test bed, and judges the result by its
+    /// claims.
     ///
     /// # Errors
-    /// What `measure` and describing the test bed report.
+    /// An error of `measure` or of describing the test bed.
     pub(crate) fn run_on(
         &self,
         bench: &mut Bench,
@@ -369,20 +368,20 @@ pub static EXPERIMENTS: [Experiment; 45] = [
     tcp_loss::EXPERIMENT,
 ];
 
-/// The experiment of this name.
+/// Finds the experiment of this name.
 pub fn find(name: &str) -> Option<&'static Experiment> {
     EXPERIMENTS
         .iter()
         .find(|experiment| experiment.name == name)
 }
 
-/// The claims of an experiment, anew from its series. `None` for an unknown
+/// Recomputes the claims of an experiment from its series. `None` for an unknown
 /// experiment.
 pub fn claims(experiment: &str, series: &[Series]) -> Option<Vec<Claim>> {
     find(experiment).map(|experiment| (experiment.claims)(series))
 }
 
-/// A figure of each of the kernel's modes in a setting.
+/// Returns a figure of each of the kernel's modes in a setting.
 fn linux<'a>(
     series: &'a [Series],
     setting: Option<&'a str>,
@@ -394,7 +393,7 @@ fn linux<'a>(
     series.iter().filter(is_linux).filter_map(figure)
 }
 
-/// The best of the kernel's modes where the highest figure is.
+/// Returns the best of the kernel's modes, by the highest figure.
 fn best_linux<'a>(
     series: &'a [Series],
     setting: Option<&'a str>,
@@ -403,7 +402,7 @@ fn best_linux<'a>(
     linux(series, setting, figure).max_by(f64::total_cmp)
 }
 
-/// The best of the kernel's modes where the lowest figure is.
+/// Returns the best of the kernel's modes, by the lowest figure.
 fn quickest_linux<'a>(
     series: &'a [Series],
     setting: Option<&'a str>,
@@ -412,17 +411,18 @@ fn quickest_linux<'a>(
     linux(series, setting, figure).min_by(f64::total_cmp)
 }
 
-/// Share of a load's time that the receiver's thread waited for its processor.
+/// Share of a load's time in which the receiver's thread waited for its processor.
 const WAITED: &str = "waited for its processor %";
 
-/// What a run of a point says of the receiver beside its result.
+/// Returns the receiver's waiting share in a run of a point.
 fn waited(measured: &Measured) -> (String, f64) {
     (WAITED.to_owned(), 100.0 * measured.waited)
 }
 
-/// Of the loads up to `share` of `bare`'s capacity, the largest part of what was
-/// offered that died in tidewall's device rings, with everybody else's. A load of which
-/// `bare` lost some there itself was beyond what the bed took by then.
+/// Returns the largest share of the offered packets that died in Tidewall's device rings,
+/// those of all ports, under loads of up to `share` of `bare`'s capacity. Loads under
+/// which `bare` itself lost packets there are left out: the bed could not carry them by
+/// then.
 fn ring_losses(series: &[Series], settings: &[Option<&str>], share: f64) -> Option<f64> {
     let lost = |point: &Point| {
         let rings = ["device ring", "receive ring"].map(|ring| point.drops.get(ring));
@@ -442,11 +442,10 @@ fn ring_losses(series: &[Series], settings: &[Option<&str>], share: f64) -> Opti
     settings.iter().filter_map(of).max_by(f64::total_cmp)
 }
 
-/// Share of what was offered that may be lost in a ring while it is emptied in time.
+/// Share of the offered packets that may be lost in a ring that is emptied in time.
 const RING_LOSS: f64 = 0.001;
 
-/// The paper's points of each system, drawn as many times theirs as `scale` says
-/// of each axis.
+/// Returns the paper's points of each system, multiplied by `scale` on each axis.
 fn scaled(setting: &str, given: &[(&str, [(f64, f64); 2])], scale: (f64, f64)) -> Vec<Series> {
     given
         .iter()
@@ -460,7 +459,7 @@ fn scaled(setting: &str, given: &[(&str, [(f64, f64); 2])], scale: (f64, f64)) -
         .collect()
 }
 
-/// A ratio, where both sides were measured.
+/// Returns a ratio, if both sides were measured.
 fn ratio(above: Option<f64>, below: Option<f64>) -> Option<f64> {
     Some(above? / below?)
 }

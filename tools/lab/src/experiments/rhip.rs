@@ -1,13 +1,12 @@
-//! What RHIP's experiments have in common.
+//! Parts that RHIP's experiments share.
 //!
-//! The policies run in two *places*. In the softirq: the device wakes a thread
-//! that stands for the softirq, takes Bp frames a round ahead of the
-//! application and leaves what is over to a thread behind it; the paper's
-//! arrangement. In the receiver: the application's thread polls for itself, as
-//! Tidewall does everywhere else. The application makes 200 float
-//! multiplications a packet, the largest Bp is 3000 (10 × netdev_budget), the
-//! load is flat out or as much as an emulated link carries, which limits large
-//! packets only as the paper's did: a share of what `bare` takes here.
+//! The policies run in two *places*. In the softirq, the paper's arrangement: the device
+//! wakes a thread that stands for the softirq. It handles Bp frames per round ahead of
+//! the application and leaves the rest to a thread behind it. In the receiver: the
+//! application's thread polls for itself, as Tidewall does everywhere else. The
+//! application makes 200 float multiplications per packet; the largest Bp is 3000 (10 ×
+//! netdev_budget). The load is flat out, or as much as an emulated link carries, which as
+//! in the paper limits only large packets: a share of `bare`'s capacity here.
 
 use std::collections::BTreeMap;
 use std::time::Duration;
@@ -32,7 +31,7 @@ pub(super) const RECEIVER: &str = "in the receiver";
 
 /// Series of policies on the kernel's own path.
 pub(super) const KERNEL: &str = "in the kernel";
-/// What a reader must know of them.
+/// The note on them for readers.
 pub(super) const KERNEL_NOTE: &str = "In the kernel: the policy samples the socket's buffer every \
      millisecond from the client's processor and sets gro_flush_timeout (at least 10 µs) and \
      netdev_budget (Bp/10). The kernel takes at least its weight of 64 a poll, whatever Bp. \
@@ -40,24 +39,23 @@ pub(super) const KERNEL_NOTE: &str = "In the kernel: the policy samples the sock
 
 /// Port of the service that discards.
 pub(super) const PORT: u16 = 9;
-/// Float multiplications a packet.
+/// Float multiplications per packet.
 pub(super) const WORK: u32 = 200;
 /// Frames that a socket holds.
 pub(super) const RECEIVE_LIMIT: u32 = 1024;
-/// What the emulated link carries of the largest packets, as a share of `bare`'s
-/// capacity.
+/// Rate of the emulated link for the largest packets, as a share of `bare`'s capacity.
 const LINK: f64 = 0.3;
 /// Bytes of IP in these.
 const LARGEST: u32 = 1500;
-/// Bytes that a packet takes on an Ethernet besides the IP packet: header 14,
-/// check sequence 4, preamble 8, gap 12 (IEEE 802.3).
+/// Bytes of a packet on an Ethernet besides the IP packet: header 14, check sequence 4,
+/// preamble 8, gap 12 (IEEE 802.3).
 const FRAMING: u32 = 38;
 /// Headers of IPv4 and UDP.
 pub(super) const HEADERS: u32 = 28;
-/// From this share on the sender goes as fast as it can.
+/// From this share on the sender sends as fast as it can.
 const FLAT_OUT: f64 = 0.9;
 
-/// The policies that are compared with RHIP in the paper.
+/// The policies that the paper compares with RHIP.
 pub(super) const OTHERS: &[PolicyKind] = POLICIES.split_at(4).0;
 /// All but `adaptive`.
 pub(super) const BUT_ADAPTIVE: &[PolicyKind] = POLICIES.split_at(5).0;
@@ -71,7 +69,7 @@ pub(super) const POLICIES: [PolicyKind; 6] = [
     PolicyKind::Adaptive,
 ];
 
-/// Where a policy runs.
+/// The place in which a policy runs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Place {
     Softirq,
@@ -81,7 +79,7 @@ pub(super) enum Place {
 impl Place {
     pub(super) const BOTH: [Place; 2] = [Place::Softirq, Place::Receiver];
 
-    /// The setting of its series.
+    /// Returns the setting of its series.
     pub(super) fn setting(self) -> &'static str {
         match self {
             Place::Softirq => SOFTIRQ,
@@ -96,7 +94,7 @@ impl Place {
         }
     }
 
-    /// `name` for the softirq, `name-receiver` for the receiver.
+    /// Returns `name` for the softirq, `name-receiver` for the receiver.
     pub(super) fn claim(self, name: &str) -> String {
         match self {
             Place::Softirq => name.to_owned(),
@@ -105,7 +103,7 @@ impl Place {
     }
 }
 
-/// A policy without bounds of its own.
+/// Returns a policy without bounds of its own.
 pub(super) fn control(policy: PolicyKind) -> Control {
     Control {
         policy,
@@ -115,14 +113,14 @@ pub(super) fn control(policy: PolicyKind) -> Control {
     }
 }
 
-/// Packets/s of `size` bytes of IP that the emulated link carries; `None` where
-/// the sender is slower.
+/// Returns the packets/s, of `size` bytes of IP, that the emulated link carries; `None`
+/// if the sender is slower.
 pub(super) fn link_rate(capacity: Capacity, size: u32) -> Option<u64> {
     let share = LINK * f64::from(LARGEST + FRAMING) / f64::from(size + FRAMING);
     capacity.rate(Some(share)).filter(|_| share < FLAT_OUT)
 }
 
-/// A blast of packets of `size` bytes of IP at the service that discards.
+/// Returns a blast of packets of `size` bytes of IP at the service that discards.
 pub(super) fn blast_of(size: u32, rate: Option<u64>) -> BlastSpec {
     BlastSpec {
         // Sizes are constants from 46 to 1500.
@@ -131,7 +129,7 @@ pub(super) fn blast_of(size: u32, rate: Option<u64>) -> BlastSpec {
     }
 }
 
-/// That blast as a load: long enough for policies to adapt first.
+/// Returns that blast as a load: long enough for policies to adapt first.
 pub(super) fn load_of(config: Config, quick: bool, size: u32, rate: Option<u64>) -> LoadSpec {
     let (warm_up, duration) = if quick { (250, 400) } else { (400, 700) };
     LoadSpec {
@@ -142,7 +140,7 @@ pub(super) fn load_of(config: Config, quick: bool, size: u32, rate: Option<u64>)
     }
 }
 
-/// The service that discards.
+/// Returns the service that discards.
 pub(super) fn discard(work: u32) -> ServiceSpec {
     ServiceSpec {
         kind: Kind::Discard,
@@ -151,12 +149,12 @@ pub(super) fn discard(work: u32) -> ServiceSpec {
     }
 }
 
-/// A curve of a system as it is, with the paper's application.
+/// Returns a curve of an unmodified system, with the paper's application.
 pub(super) fn curve(system: System, setting: Option<&'static str>) -> Curve {
     Curve {
         system,
         setting,
-        // What falls into the measured window is known to 50 ms.
+        // The boundaries of the measured window are known to 50 ms.
         watching: Watching {
             every_ms: 50,
             trace: false,
@@ -168,7 +166,7 @@ pub(super) fn curve(system: System, setting: Option<&'static str>) -> Curve {
     }
 }
 
-/// A curve of a policy in a place.
+/// Returns a curve of a policy in a place.
 pub(super) fn policy(place: Place, policy: PolicyKind) -> Curve {
     Curve {
         control: Some(control(policy)),
@@ -176,7 +174,7 @@ pub(super) fn policy(place: Place, policy: PolicyKind) -> Curve {
     }
 }
 
-/// A curve of a policy that governs the kernel's own path.
+/// Returns a curve of a policy that governs the kernel's path.
 fn kernel(kind: PolicyKind) -> Curve {
     Curve {
         control: Some(control(kind)),
@@ -184,7 +182,8 @@ fn kernel(kind: PolicyKind) -> Curve {
     }
 }
 
-/// Curves of all policies in both places, and of Linux as an expert has it.
+/// Returns curves of all policies in both places, and of Linux as an expert configures
+/// it.
 pub(super) fn contestants(options: Options) -> Vec<Curve> {
     let mut curves = Vec::new();
     for place in Place::BOTH {
@@ -209,7 +208,7 @@ pub(super) fn contestants(options: Options) -> Vec<Curve> {
     curves
 }
 
-/// Numbers of a load on the service that discards; `x` is up to the experiment.
+/// Returns the numbers of a load on the service that discards; the experiment sets `x`.
 pub(super) fn sample(x: f64, load: &LoadSpec, measured: &Measured) -> Option<Sample> {
     let report = measured.outcome.report.blast.as_ref()?;
     // The blast's service is the last one.
@@ -251,13 +250,12 @@ pub(super) fn sample(x: f64, load: &LoadSpec, measured: &Measured) -> Option<Sam
     })
 }
 
-/// Packets/s that a full socket buffer cost, in the measured window.
+/// Packets/s lost to a full socket buffer, in the measured window.
 pub(super) const OVERFLOW: &str = "overflow/s";
-/// Share of the receiver's processor that the service leaves, in the same
-/// window.
+/// Share of the receiver's processor that the service leaves idle, in the same window.
 pub(super) const IDLE: &str = "idle CPU %";
 
-/// Another figure of the same points as curves of their own.
+/// Returns another figure of the same points as separate curves.
 pub(super) fn figure(series: &[Series], value: &str, y: &str) -> Vec<Series> {
     let drawn = series.iter().map(|series| {
         let setting = match &series.setting {
@@ -269,7 +267,7 @@ pub(super) fn figure(series: &[Series], value: &str, y: &str) -> Vec<Series> {
     drawn.filter(|series| !series.points.is_empty()).collect()
 }
 
-/// The point at exactly this place of the axis.
+/// Returns the point at exactly this position on the axis.
 pub(super) fn at(series: &Series, x: f64) -> Option<&Point> {
     series
         .points
@@ -277,9 +275,9 @@ pub(super) fn at(series: &Series, x: f64) -> Option<&Point> {
         .find(|point| (point.x - x).abs() <= 1e-6 * x.abs())
 }
 
-/// That `system` in `setting` does as well as the best of `others` at every point that
-/// `keep` takes: judged by [`over_best`] over the rounds in which all of them were
-/// measured, and where there are none by the smallest ratio of the figures.
+/// Claims that `system` in `setting` does as well as the best of `others` at every point
+/// that `keep` selects. [`over_best`] judges it over the rounds in which all of them were
+/// measured; without such rounds, the smallest ratio of the figures does.
 pub(super) fn at_least_the_best(
     claim: impl FnOnce(Option<f64>) -> Claim,
     series: &[Series],
@@ -298,7 +296,7 @@ pub(super) fn at_least_the_best(
 /// Figures of `system` and of `others`, by point and by round.
 type Rounds = Vec<Vec<(f64, Vec<f64>)>>;
 
-/// Those of the rounds in which all of them were measured at all points.
+/// Returns those of the rounds in which all of them were measured at all points.
 fn rounds(
     series: &[Series],
     setting: &str,
@@ -335,8 +333,8 @@ fn rounds(
     Some(by_point)
 }
 
-/// Smallest, over the points of `system` in `setting`, of its result over the
-/// best of `others` there. `None` unless all were measured at all points.
+/// Returns the smallest ratio, over the points of `system` in `setting`, of its result to
+/// the best of `others` there. `None` unless all were measured at all points.
 fn least_ratio(
     series: &[Series],
     setting: &str,
@@ -359,7 +357,7 @@ fn least_ratio(
     least
 }
 
-/// Largest figure over the points of `system` in `setting`; `None` where one is
+/// Returns the largest figure over the points of `system` in `setting`; `None` if one is
 /// missing.
 pub(super) fn largest(
     series: &[Series],
@@ -382,7 +380,7 @@ pub(crate) mod tests {
     use crate::capacity::tests::MILLION;
     use crate::result::tests::curve;
 
-    /// A curve with one further figure at every point.
+    /// Returns a curve with one further figure at every point.
     pub(crate) fn with(mut series: Series, name: &str, figures: &[f64]) -> Series {
         for (point, figure) in series.points.iter_mut().zip(figures) {
             point.values.insert(name.to_owned(), *figure);

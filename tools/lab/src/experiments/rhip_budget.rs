@@ -1,10 +1,9 @@
-//! RHIP, Figure 8: goodput against a fixed budget Bp, flat out, one interrupt
-//! a frame (T = 0), for small packets.
+//! RHIP, Figure 8: goodput against a fixed budget Bp, flat out, one interrupt per frame
+//! (T = 0), for small packets.
 //!
-//! In the softirq a large budget starves the application, which then drops
-//! what was received at some cost; a very small one spends its time changing
-//! between the two. In the receiver nothing is taken from the application that
-//! it does not take itself.
+//! In the softirq a large budget starves the application, which then drops frames that
+//! were received at some cost; a very small one spends its time switching between the
+//! two. In the receiver, only the application itself takes time from the application.
 
 use tidewall::tuning::PolicyKind;
 use tidewall_load::LoadSpec;
@@ -40,7 +39,7 @@ const SIZES: [(u32, &str, &str); 4] = [
     (150, "150 B, in the softirq", "150 B, in the receiver"),
     (256, "256 B, in the softirq", "256 B, in the receiver"),
 ];
-/// What the claims are about.
+/// The curve of the claims.
 const JUDGED: &str = "64 B, in the softirq";
 
 fn curves((config, capacity): Bed, quick: bool) -> Vec<Curve> {
@@ -122,8 +121,8 @@ fn claims(series: &[Series]) -> Vec<Claim> {
         .paper(0.0),
         Claim::at_most(
             "smallest-vs-best",
-            "goodput at Bp = 2 over that at the best Bp: what changing between \
-             protocol and application costs",
+            "goodput at Bp = 2 over that at the best Bp: the cost of changing \
+             between protocol and application",
             ratio(smallest.map(|point| point.y), best.map(|point| point.y)),
             0.95,
         ),

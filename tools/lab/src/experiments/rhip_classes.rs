@@ -1,13 +1,12 @@
 //! Traffic classes: a service on one queue beside a blast on another.
 //!
-//! RHIP has one queue. On several, one a traffic class, a blast on the queue of
-//! the lower class must leave the service on the upper one what it had.
+//! RHIP has one queue. With several, one per traffic class, a blast on the queue of the
+//! lower class must not affect the service on the upper one.
 //!
-//! The blast and the client that asks share a processor, so that a blast slows
-//! the client whatever the server does. The control is therefore not the client
-//! alone but the client beside the same sender, which sends into a veth whose
-//! ring nobody empties: to the sender that is a full ring, as the flooded
-//! queue's is, and to the server nothing.
+//! The blast and the client share a processor, so a blast slows the client whatever the
+//! server does. The control is therefore the client beside the same sender, which sends
+//! into a veth whose ring is never emptied. To the sender that is a full ring, as the
+//! flooded queue's is, and to the server it is nothing.
 
 use std::net::IpAddr;
 
@@ -41,23 +40,23 @@ const DISCARD_PORT: u16 = 9;
 const ECHO_QUEUE: u32 = 0;
 const DISCARD_QUEUE: u32 = 1;
 
-/// Places on the axis.
+/// Positions on the axis.
 const ALONE: f64 = 0.0;
 const CONTROL: f64 = 1.0;
 const BESIDE: f64 = 2.0;
 
 /// Two queues, each a class, and a server that polls before it sleeps.
 const CLASSES: &str = "a class each queue";
-/// The same, asleep at once.
+/// The same, but sleeping at once.
 const BLOCKING: &str = "a class each queue, blocking";
 /// Two queues, polled as equals.
 const EQUALS: &str = "two equal queues";
 /// The blast on the echo service's queue.
 const ONE_QUEUE: &str = "one queue for both";
 
-/// As long as Linux polls by its sockets. A server that sleeps at once is woken
-/// for each request of a client slowed by the control, and would seem to gain
-/// by the blast, which keeps it awake.
+/// As long as Linux polls by its sockets. A server that sleeps at once is woken for each
+/// request of a client slowed by the control. It would seem to gain from the blast, which
+/// keeps it awake.
 const SPIN_MICROSECONDS: u32 = 50;
 
 const DISCARDED: &str = "discarded/s";
@@ -72,7 +71,8 @@ fn config() -> Config {
     }
 }
 
-/// Alone, beside a sender whose frames reach nobody, beside the blast.
+/// Returns the loads: alone, beside a sender whose frames reach no receiver, beside the
+/// blast.
 fn loads(config: Config, queue: u32) -> Vec<LoadSpec> {
     let alone = LoadSpec {
         ping: Some(PingSpec::new(server(ECHO_PORT))),
@@ -196,8 +196,8 @@ fn claims(series: &[Series]) -> Vec<Claim> {
     vec![
         Claim::at_least(
             "class-kept",
-            "a class each queue: echoes/s beside the blast on the lower class's queue \
-             over those beside the same sender whose frames reach nobody",
+            "one class per queue: echoes/s beside the blast on the lower class's queue \
+             over those beside the same sender whose frames are not received",
             ratio(at(classed, BESIDE), at(classed, CONTROL)),
             0.8,
         ),

@@ -1,9 +1,9 @@
 //! RHIP, section III: the goodput that the model predicts against the measured
 //! one, over budgets and rates that cover its three modes, in the softirq.
 //!
-//! The costs that the model asks for are measured first, as `tidewall tune`
-//! does ([`crate::tune`]). Which mode a point is in is the model's word; rounds
-//! and interrupts of the point are in its values for who wants to compare.
+//! The costs that the model needs are measured first, as in `tidewall tune`
+//! ([`crate::tune`]). The model decides the mode of a point; for comparison, the point's
+//! values include its rounds and interrupts.
 
 use tidewall::tuning::PolicyKind;
 use tidewall_load::LoadSpec;
@@ -33,7 +33,7 @@ pub(super) const EXPERIMENT: Experiment = Experiment {
 const SIZE: u32 = 64;
 const BUDGETS: [u32; 9] = [2, 8, 16, 32, 64, 128, 300, 1000, 3000];
 const BUDGETS_QUICK: [u32; 4] = [8, 64, 300, 3000];
-/// Shares of `bare`'s capacity (`None`: as fast as it goes) and the setting's name.
+/// Shares of `bare`'s capacity (`None`: as fast as possible) and the setting's name.
 const SHARES: [(Option<f64>, &str); 6] = [
     (Some(0.05), "0.05 of bare"),
     (Some(0.1), "0.1 of bare"),
@@ -100,7 +100,7 @@ fn measure(run: &mut Run<'_>) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// The costs in words.
+/// Describes the costs.
 fn describe(machine: &Machine) -> String {
     format!(
         "Measured here: Tp {:?}, Ta {:?}, Tc(a) {:?}, Tc(k) {:?}, an interrupt {:?}, the \
@@ -121,8 +121,8 @@ fn reduce(curve: &Curve, load: &LoadSpec, measured: &Measured) -> Option<Sample>
     Some(sample)
 }
 
-/// Writes the model's word into the points of a measured curve, and makes a
-/// curve of it.
+/// Writes the model's predictions into the points of a measured curve, and returns them
+/// as a curve.
 fn predict(series: &mut Series, machine: Machine, room: Room) -> Series {
     let mut points = Vec::new();
     for point in &mut series.points {
@@ -162,8 +162,8 @@ fn predict(series: &mut Series, machine: Machine, room: Room) -> Series {
     }
 }
 
-/// Largest |measured/predicted − 1| of the points that the model puts in this
-/// mode; `None` when there is none.
+/// Returns the largest |measured/predicted − 1| of the points that the model puts in this
+/// mode; `None` if there are none.
 fn error(series: &[Series], mode: f64) -> Option<f64> {
     series
         .iter()
@@ -222,7 +222,7 @@ mod tests {
         }
     }
 
-    /// Curves on which the machine does what the model says, times `factor`.
+    /// Returns curves that match the model's predictions, times `factor`.
     fn series(factor: f64) -> Vec<Series> {
         let room = Room {
             buffer: 1024,

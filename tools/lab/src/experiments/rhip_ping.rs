@@ -1,9 +1,10 @@
-//! RHIP, Figure 11: round trips over time beside a flood of 1500-byte packets;
-//! the remark on one interrupt a frame; and the round trip of an idle machine.
+//! RHIP, Figure 11: round trips over time beside a flood of 1500-byte packets. In
+//! addition, the remark on one interrupt per frame, and the round trip of an idle
+//! machine.
 //!
-//! The requests go to a UDP echo service of the same program as the one that
-//! discards the flood. Not ICMP: its echoes are the kernel's business on every
-//! system compared here and never meet the policy.
+//! The requests go to a UDP echo service of the same program as the one that discards the
+//! flood. ICMP would not do: on every system compared here the kernel handles its echoes,
+//! which never meet the policy.
 
 use std::collections::BTreeMap;
 use std::time::Duration;
@@ -38,7 +39,7 @@ pub(super) const EXPERIMENT: Experiment = Experiment {
 
 const SIZE: u32 = 1500;
 const ECHO_PORT: u16 = 7;
-/// A request each.
+/// Interval between requests.
 const INTERVAL: Duration = Duration::from_millis(1);
 const TIMEOUT: Duration = Duration::from_millis(100);
 const BIN_MS: u32 = 1000;
@@ -63,7 +64,7 @@ fn echo() -> ServiceSpec {
     }
 }
 
-/// Beside the flood.
+/// Returns the curves beside the flood.
 fn curves((config, capacity): Bed, options: Options) -> Vec<Curve> {
     let load = LoadSpec {
         blast: Some(rhip::blast_of(SIZE, rhip::link_rate(capacity, SIZE))),
@@ -105,7 +106,7 @@ fn curves((config, capacity): Bed, options: Options) -> Vec<Curve> {
         .collect()
 }
 
-/// One request after the other, and nothing else.
+/// Returns the curves of one request after another, without other load.
 fn idle_curves(config: Config) -> Vec<Curve> {
     let load = LoadSpec {
         ping: Some(PingSpec::new(server(ECHO_PORT))),
@@ -182,7 +183,7 @@ fn measure(run: &mut Run<'_>) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// One long load, a point for each second. Linux receives with `recv`, as a
+/// Runs one long load, with a point for each second. Linux receives with `recv`, as a
 /// server that answers at once does.
 fn over_time(bench: &mut Bench, curve: &Curve) -> anyhow::Result<Series> {
     let setup = curve.setup(curve.system.variants().first().copied().flatten());
@@ -215,7 +216,7 @@ fn over_time(bench: &mut Bench, curve: &Curve) -> anyhow::Result<Series> {
     })
 }
 
-/// A second of the trace.
+/// Reduces a second of the trace.
 fn bin(point: &TracePoint) -> Option<Point> {
     let ping = point.ping?;
     if ping.echoed + ping.lost == 0 {
@@ -248,9 +249,9 @@ fn reduce_idle(_: &Curve, load: &LoadSpec, measured: &Measured) -> Option<Sample
     })
 }
 
-/// Largest 99th percentile of a second over the middle one.
+/// Returns the largest 99th percentile of a second over the median one.
 fn unsteadiness(series: &Series) -> Option<f64> {
-    // The first second begins with the policy's own beginning.
+    // The policy adapts in the first second.
     let seconds: Vec<f64> = series.points.iter().skip(1).map(|point| point.y).collect();
     let largest = seconds.iter().copied().max_by(f64::total_cmp);
     ratio(largest, median(&seconds))
@@ -300,7 +301,7 @@ fn claims(series: &[Series]) -> Vec<Claim> {
         ),
         Claim::at_least(
             "interrupt-a-frame",
-            "idle, in the softirq: echoes/s with one interrupt a frame over those with \
+            "idle, in the softirq: echoes/s with one interrupt per frame over those with \
              T = 1/8000 s",
             ratio(
                 idle(PolicyKind::Napi.name(), EACH).map(|point| point.y),

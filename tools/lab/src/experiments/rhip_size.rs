@@ -1,15 +1,14 @@
-//! RHIP, Figure 9 and Table II: goodput and idle CPU against packet size, for
-//! every policy, in the softirq and in the receiver, and for Linux as an expert
-//! has it. Then idle CPU at half of what the best policy delivers at that size,
-//! and with no traffic.
+//! RHIP, Figure 9 and Table II: goodput and idle CPU against packet size, for every
+//! policy, in the softirq and in the receiver, and for Linux as an expert configures it.
+//! Then idle CPU at half of the best policy's goodput at that size, and without traffic.
 //!
-//! *Idle CPU* is what the service leaves of the receiver's processor: the
-//! larger of two figures that other programs and double counting can only make
-//! too small. One is the processor's idle time as the kernel accounts for it to
-//! the nanosecond (/proc/timer_list), which ends at every interrupt and begins
-//! behind the softirqs. The other is the time used neither by the service's
-//! threads (/proc/PID/task/*/schedstat) nor by softirqs (/proc/stat, sampled by
-//! ticks). Wake-ups are voluntary context switches of these threads.
+//! *Idle CPU* is the share of the receiver's processor that the service leaves idle: the
+//! larger of two figures, which other programs and double counting can only make too
+//! small. One is the processor's idle time as the kernel accounts for it to the
+//! nanosecond (/proc/timer_list), which ends at every interrupt and begins behind the
+//! softirqs. The other is the time used neither by the service's threads
+//! (/proc/PID/task/*/schedstat) nor by softirqs (/proc/stat, sampled by ticks). Wake-ups
+//! are voluntary context switches of these threads.
 
 use std::collections::BTreeMap;
 use std::time::Duration;
@@ -74,7 +73,7 @@ fn curves((config, capacity): Bed, options: Options) -> Vec<Curve> {
         .collect()
 }
 
-/// Curves at half of the best goodput of each large size.
+/// Returns curves at half of the best goodput of each large size.
 fn half_curves(config: Config, quick: bool, full: &[Series]) -> Vec<Curve> {
     let mut curves = Vec::new();
     for place in Place::BOTH {
@@ -104,7 +103,7 @@ fn half_curves(config: Config, quick: bool, full: &[Series]) -> Vec<Curve> {
 fn measure(run: &mut Run<'_>) -> anyhow::Result<()> {
     let (bed, options) = (run.bed()?, run.options);
     let (config, capacity) = bed;
-    // A policy is as good as another or not by a few hundredths: that takes rounds.
+    // Policies differ by a few hundredths or not at all: that takes rounds.
     let mut series = run.sweep(&curves(bed, options), options.within(5, 150), reduce)?;
     let idle = rhip::figure(&series, IDLE, IDLE_AXIS);
     let halves = half_curves(config, options.quick, &series);
@@ -141,7 +140,7 @@ fn reduce(_: &Curve, load: &LoadSpec, measured: &Measured) -> Option<Sample> {
     rhip::sample(f64::from(payload + rhip::HEADERS), load, measured)
 }
 
-/// The series with idle CPU in place of the goodput, which becomes a value.
+/// Returns the series by idle CPU; the goodput becomes a value.
 fn by_idle(series: &mut Series) -> Series {
     let mut series = std::mem::take(series);
     series.y = Some(IDLE_AXIS.to_owned());
@@ -156,7 +155,7 @@ fn by_idle(series: &mut Series) -> Series {
     series
 }
 
-/// Idle CPU and wake-ups of `adaptive` without traffic.
+/// Measures idle CPU and wake-ups of `adaptive` without traffic.
 fn rest(
     bench: &mut Bench,
     place: Place,
@@ -197,7 +196,8 @@ fn rest(
     })
 }
 
-/// Goodput of `rhip` and `adaptive` against the others, in both places.
+/// Returns the claims on the goodput of `rhip` and `adaptive` against the others, in both
+/// places.
 pub(super) fn goodput_claims(series: &[Series], what: &str) -> Vec<Claim> {
     let mut claims = Vec::new();
     for place in Place::BOTH {
@@ -279,7 +279,7 @@ fn claims(series: &[Series]) -> Vec<Claim> {
         claims.push(Claim::at_most(
             place.claim("no-traffic-wake-ups"),
             format!(
-                "{}, adaptive without traffic: wake-ups a second",
+                "{}, adaptive without traffic: wake-ups per second",
                 place.setting()
             ),
             resting(setting).and_then(|point| point.values.get(SLEEPS).copied()),
@@ -374,7 +374,7 @@ mod tests {
 
     #[test]
     fn rounds_are_compared_with_one_another() {
-        // Six rounds, each of them on a machine of another speed, all policies alike.
+        // Six rounds, each on a machine of another speed, all policies alike.
         let mut series = series();
         for series in series.iter_mut().take(2 * POLICIES.len()) {
             for point in &mut series.points {
@@ -393,7 +393,7 @@ mod tests {
             assert_eq!((claim.measured, claim.holds), (Some(1.0), Some(true)));
             assert_eq!((claim.low, claim.high), (Some(1.0), Some(1.0)));
         }
-        // One that lacks a round at a point takes that round from all.
+        // A curve that lacks a round at a point excludes that round for all.
         series[0].points[1].samples.remove(3);
         for series in series.iter_mut().take(2 * POLICIES.len()) {
             for sample in series.points.iter_mut().flat_map(|it| &mut it.samples) {
@@ -421,7 +421,7 @@ mod tests {
             let curves = half_curves(Config::default(), quick, &series);
             assert_eq!(curves.len(), 2 * POLICIES.len());
             for curve in &curves {
-                // Only 1500 was measured of the large sizes.
+                // Only 1500 of the large sizes was measured.
                 assert_eq!(curve.loads.len(), 1);
                 let blast = curve.loads[0].blast.as_ref().unwrap();
                 assert_eq!((blast.rate, blast.payload), (Some(200_000), 1472));

@@ -1,6 +1,6 @@
 //! RHIP, Figure 10: goodput against the application's weight, 0 to 2000 float
-//! multiplications a packet of 1500 bytes. And how soon a policy is steady after
-//! a step in load, ten times up and ten times down.
+//! multiplications per packet of 1500 bytes. And how soon a policy is steady after a step
+//! in load, ten times up and ten times down.
 
 use std::collections::BTreeMap;
 use std::time::Duration;
@@ -35,16 +35,16 @@ const QUICK: [u32; 4] = [0, 200, 800, 2000];
 const STEP_SOFTIRQ: &str = "after a step in load, in the softirq";
 const STEP_RECEIVER: &str = "after a step in load, in the receiver";
 const STEADY_AXIS: &str = "time to a steady rate, ms";
-/// How far a step goes.
+/// Size of a step.
 const STEP: f64 = 10.0;
 /// Length of each part of the load.
 const PART: Duration = Duration::from_millis(500);
-/// Samples are this far apart.
+/// Interval between samples.
 const EVERY_MS: u32 = 5;
-/// Samples whose mean is looked at: in fewer of them a batch of the
-/// application is over a tenth at the lower rate.
+/// Number of samples in a mean: with fewer, a batch of the application exceeds a tenth at
+/// the lower rate.
 const MEAN_OF: usize = 8;
-/// How near the final mean the rate must stay.
+/// How close to the final mean the rate must stay.
 const WITHIN: f64 = 0.1;
 
 fn step_setting(place: Place) -> &'static str {
@@ -137,7 +137,7 @@ fn reduce(curve: &Curve, load: &LoadSpec, measured: &Measured) -> Option<Sample>
     rhip::sample(curve.services.first()?.work.into(), load, measured)
 }
 
-/// The step up is the result, the step down a value of it.
+/// Reduces a load: the step up is the result, the step down a value of it.
 fn reduce_steps(_: &Curve, _: &LoadSpec, measured: &Measured) -> Option<Sample> {
     let trace = &measured.outcome.trace;
     let part = PART.as_secs_f64();
@@ -154,7 +154,7 @@ fn reduce_steps(_: &Curve, _: &LoadSpec, measured: &Measured) -> Option<Sample> 
 
 const DOWN: &str = "down ms";
 
-/// A point for the step down beside that for the step up.
+/// Adds a point for the step down beside that for the step up.
 fn both_directions(mut series: Series) -> Series {
     if let Some(point) = series.points.first_mut()
         && let Some(y) = point.values.remove(DOWN)
@@ -165,9 +165,9 @@ fn both_directions(mut series: Series) -> Series {
     series
 }
 
-/// Seconds after `from` from which on the delivered rate stays near its final
-/// mean until `to`; all of the time when it never does. `None` when too few
-/// samples were taken or nothing was delivered.
+/// Returns the seconds after `from` at which the delivered rate begins to stay near its
+/// final mean until `to`; all of the time if it never does. `None` if too few samples
+/// were taken or nothing was delivered.
 fn time_to_steady(trace: &[TracePoint], from: f64, to: f64) -> Option<f64> {
     let within: Vec<(f64, u64)> = trace
         .iter()
@@ -229,7 +229,7 @@ mod tests {
     use crate::result::tests::curve;
     use crate::testbed::Config;
 
-    /// A trace of 5 ms samples whose rate is a function of time.
+    /// Returns a trace of 5 ms samples whose rate is a function of time.
     fn trace(rate: impl Fn(f64) -> f64) -> Vec<TracePoint> {
         let mut received = 0.0;
         (0..300)
@@ -255,7 +255,7 @@ mod tests {
         let slow = trace(|at| if at < 0.7 { 2e5 } else { 4e5 });
         let time = time_to_steady(&slow, 0.5, 1.0).unwrap();
         assert!((0.2..=0.26).contains(&time), "{time}");
-        // Swings for ever.
+        // Oscillates forever.
         let swings = trace(|at| {
             if ((at * 10.0) as u64).is_multiple_of(2) {
                 2e5

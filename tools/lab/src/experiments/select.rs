@@ -1,11 +1,10 @@
-//! What the experiments on waiting for connections have in common (Banga and
-//! Mogul, USENIX 1998, §5): the servers, their documents, the clients, and how a
-//! load becomes numbers.
+//! Parts that the experiments on waiting for connections share (Banga and Mogul, USENIX
+//! 1998, §5): the servers, their documents, the clients, and how a load becomes numbers.
 //!
-//! As in the paper each request has a connection of its own, rates come from
-//! S-clients, and connections that never ask for anything stand beside them. A
-//! curve's last point is the saturation throughput: there a closed loop keeps
-//! the server busy, which needs no search for the rate at which it is.
+//! As in the paper, each request has its own connection, S-clients set the rates, and
+//! connections that never send a request stand beside them. A curve's last point is the
+//! saturation throughput: a closed loop keeps the server busy there, which avoids a
+//! search for the saturating rate.
 
 use std::collections::BTreeMap;
 use std::net::{IpAddr, SocketAddr};
@@ -42,11 +41,11 @@ pub(super) const LARGE: Document = Document {
     path: "/8192",
     bytes: 8_192,
 };
-/// Connections that ask for nothing, of the paper's realistic load.
+/// Connections without requests in the paper's realistic load.
 pub(super) const COLD: u32 = 750;
-/// Requests under way at saturation: as few as keep the server busy. With more
-/// it serves no more, and a call finds more of them ready at once, which hides
-/// what the call itself costs.
+/// Outstanding requests at saturation: as few as keep the server busy. With more it
+/// serves no more, and a call finds more connections ready at once, which hides the cost
+/// of the call itself.
 pub(super) const CONNECTIONS: u32 = 4;
 /// Port of the proxy's origin.
 const ORIGIN_PORT: u16 = 8080;
@@ -54,22 +53,22 @@ const ORIGIN_PORT: u16 = 8080;
 const WARM_UP: Duration = Duration::from_millis(400);
 /// Time measured.
 const WINDOW: Duration = Duration::from_millis(1_400);
-/// Nothing is taken for a stalled client in an experiment.
+/// No client of an experiment counts as stalled within this time.
 const FOR_LONG: Duration = Duration::from_secs(900);
-/// Files that a client has open besides its connections.
+/// Other files that a client has open.
 const OTHER_FILES: u64 = 1_000;
-/// Addresses of the client that the busy connections come from. Those that do
-/// nothing have others: Linux finds a free port the faster the fewer are taken.
+/// Client addresses of the busy connections. Idle ones have others: Linux finds a free
+/// port the faster the fewer are taken.
 const HOT: usize = 2;
 
 /// A server under comparison.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Contestant {
-    /// Ours, on Tidewall.
+    /// This project's server, on Tidewall.
     Tidewall(Waiting),
-    /// The same on Linux.
+    /// The same server on Linux.
     Linux(Waiting),
-    /// Debian's, on Linux: Squid where the server is a proxy, otherwise nginx.
+    /// Debian's, on Linux: Squid if the server is a proxy, otherwise nginx.
     Program,
 }
 
@@ -81,14 +80,14 @@ pub(super) const LINEAR: Contestant = Contestant::Tidewall(Waiting::SelectLinear
 pub(super) const SELECT: Contestant = Contestant::Tidewall(Waiting::Select);
 /// Numbered descriptors with epoll.
 pub(super) const EPOLL: Contestant = Contestant::Tidewall(Waiting::Epoll);
-/// What the servers use unless an experiment says otherwise.
+/// The servers' default, unless an experiment sets another.
 pub(super) const SELECTOR: Contestant = Contestant::Tidewall(Waiting::Named);
 pub(super) const LINUX_SELECT: Contestant = Contestant::Linux(Waiting::Select);
 pub(super) const LINUX_EPOLL: Contestant = Contestant::Linux(Waiting::Named);
 
 impl Contestant {
-    /// How its host receives: Linux by packet steering, which of its modes serves
-    /// one connection a request best.
+    /// Returns how its host receives: Linux by packet steering, the mode that is best at
+    /// one connection per request.
     fn system(self) -> System {
         match self {
             Contestant::Tidewall(_) => System::Tidewall,
@@ -101,21 +100,21 @@ impl Contestant {
     }
 }
 
-/// Names of the series that claims are about.
+/// Names of the series in the claims.
 pub(super) const CLASSICAL_NAME: &str = "classical-select+linear-allocator";
 pub(super) const SELECT_NAME: &str = "select";
 pub(super) const SELECTOR_NAME: &str = "selector";
 
-/// The kind of server that is measured, and what it needs.
+/// The kind of measured server, and its needs.
 pub(super) struct Servers {
     site: Site,
-    /// Multiplications a request.
+    /// Multiplications per request.
     work: u32,
     proxy: bool,
 }
 
 impl Servers {
-    /// Servers of files that make `work` multiplications for each request.
+    /// Returns servers of files that make `work` multiplications for each request.
     pub(super) fn of_files(work: u32) -> anyhow::Result<Self> {
         let documents = [SMALL, LARGE].map(|document| (document.path, document.bytes));
         Ok(Servers {
@@ -125,7 +124,7 @@ impl Servers {
         })
     }
 
-    /// Proxies that do.
+    /// Returns proxies that do.
     pub(super) fn proxies(work: u32) -> anyhow::Result<Self> {
         Ok(Servers {
             proxy: true,
@@ -133,14 +132,14 @@ impl Servers {
         })
     }
 
-    /// The origin of the proxies, if they are proxies: to be kept.
+    /// Starts the origin of the proxies, if they are proxies; the caller must keep it.
     pub(super) fn origin(&self, bench: &Bench) -> anyhow::Result<Option<Child>> {
         if !self.proxy {
             return Ok(None);
         }
-        // It closes its connections first and would remember them for a minute.
-        // What it remembers of a stack that is gone would have the next one, which
-        // numbers anew, try again after a second.
+        // It closes its connections first and would remember them for a minute. Its
+        // memory of a stack that is gone would make the next stack, which starts its
+        // numbers afresh, retry after a second.
         bench.testbed.in_client(&[
             "sh",
             "-ec",
@@ -178,7 +177,7 @@ impl Servers {
         }
     }
 
-    /// Whether it can be measured here.
+    /// Returns whether it can be measured here.
     pub(super) fn has(&self, contestant: Contestant) -> bool {
         match self.kind(contestant) {
             TcpKind::Program(program) => program.is_there(),
@@ -186,7 +185,7 @@ impl Servers {
         }
     }
 
-    /// `loads` against one of them.
+    /// Returns a curve of `loads` against one of them.
     pub(super) fn curve(
         &self,
         contestant: Contestant,
@@ -208,17 +207,17 @@ impl Servers {
         }
     }
 
-    /// How a busy client waits. Beside an origin on its processor it sleeps.
+    /// Returns how a busy client waits. Beside an origin on its processor it sleeps.
     fn wait(&self) -> Wait {
         if self.proxy { Wait::Block } else { Wait::Spin }
     }
 
-    /// A closed loop beside `cold` connections: the server is saturated.
+    /// Returns a closed loop beside `cold` connections: the server is saturated.
     pub(super) fn saturating(&self, config: Config, document: Document, cold: u32) -> LoadSpec {
         self.loop_of(CONNECTIONS, config, document, cold)
     }
 
-    /// The same, with so many requests under way.
+    /// Returns the same with this many outstanding requests.
     pub(super) fn loop_of(
         &self,
         connections: u32,
@@ -240,7 +239,7 @@ impl Servers {
     }
 }
 
-/// `rate` connections/s from S-clients beside `cold` connections.
+/// Returns `rate` connections/s from S-clients beside `cold` connections.
 pub(super) fn at_rate(config: Config, document: Document, rate: u64, cold: u32) -> LoadSpec {
     LoadSpec {
         s_clients: Some(s_clients(document, rate)),
@@ -285,7 +284,7 @@ fn patient(limits: Limits) -> http::Limits {
     }
 }
 
-/// Connections that one process on Linux may have beside others.
+/// Returns the connections that one process on Linux may have beside others.
 pub(super) fn cold_on_linux(cold: u32) -> u32 {
     let files = open_files().saturating_sub(2 * OTHER_FILES);
     cold.min(u32::try_from(files).unwrap_or(u32::MAX))
@@ -296,14 +295,14 @@ pub(super) const IDLE: &str = "idle";
 pub(super) const RATE: &str = "requests/s";
 pub(super) const LOOP: &str = "clients in a closed loop";
 pub(super) const STANDING: &str = "cold connections";
-/// What the vertical axes are.
+/// Names of the vertical axes.
 pub(super) const TIME_AXIS: &str = "mean response time, µs";
 pub(super) const IDLE_AXIS: &str = "% of the server's processor idle";
 
-/// Response time against the rate of connections begun; of a closed loop,
-/// against the rate of responses. Where no response came, each took at least as
-/// long as was measured. That is a result beside cold connections, which show
-/// that the server is there; without them it was not.
+/// Reduces a load to response time against the rate of connections begun; for a closed
+/// loop, against the rate of responses. Without responses, each took at least the
+/// measured time. That is a result beside cold connections, which show that the server is
+/// there; without them it is a missing server.
 pub(super) fn reduce(_: &Curve, load: &LoadSpec, measured: &Measured) -> Option<Sample> {
     let report = &measured.outcome.report;
     let there = measured.held.is_some();
@@ -374,7 +373,7 @@ pub(super) fn reduce(_: &Curve, load: &LoadSpec, measured: &Measured) -> Option<
     Some(sample)
 }
 
-/// Requests/s against connections that ask for nothing.
+/// Reduces a load to requests/s against the number of cold connections.
 pub(super) fn reduce_by_cold(
     curve: &Curve,
     load: &LoadSpec,
@@ -387,21 +386,21 @@ pub(super) fn reduce_by_cold(
     Some(sample)
 }
 
-/// The same points with another of their values above them; those of a closed
-/// loop stay known as such.
+/// Returns the same points with another of their values on the vertical axis; those of a
+/// closed loop stay marked as such.
 pub(super) fn redrawn(series: &Series, value: &str, setting: &str, axis: &str) -> Series {
     series.redrawn(value, setting, axis, LOOP)
 }
 
-/// The saturation throughput of a curve against the rate: that of its last
-/// point, if that is the closed loop's.
+/// Returns the saturation throughput of a curve against the rate: that of its last point,
+/// if that is the closed loop's.
 pub(super) fn saturation(series: &[Series], system: &str, setting: &str) -> Option<f64> {
     let values = &find(series, system, Some(setting))?.last()?.values;
     values.get(LOOP)?;
     values.get(RATE).copied()
 }
 
-/// A value of a curve's first point, that of the lowest rate, if it is one of
+/// Returns a value of a curve's first point, that of the lowest rate, if it is one of
 /// S-clients.
 pub(super) fn at_lowest(
     series: &[Series],
@@ -416,8 +415,8 @@ pub(super) fn at_lowest(
     }
 }
 
-/// Measures groups of curves, each as often as its number says where the number
-/// of rounds was not asked for, into one result.
+/// Measures groups of curves into one result. Each has its own number of rounds, unless a
+/// number was requested.
 pub(super) fn sweeps(
     run: &mut Run<'_>,
     groups: &[(Vec<Curve>, u32)],
@@ -430,20 +429,20 @@ pub(super) fn sweeps(
     Ok(all)
 }
 
-/// What the selector serves of the smaller document, undisturbed, the median of
-/// three: the rates of an experiment are parts of it.
+/// Returns the undisturbed capacity of the selector with the smaller document, the median
+/// of three; the rates of an experiment are shares of it.
 pub(super) fn capacity(run: &mut Run<'_>, servers: &Servers) -> anyhow::Result<f64> {
     let load = servers.saturating(run.config(), SMALL, 0);
     let curve = servers.curve(SELECTOR, "capacity", vec![load]);
     let noted = run.notes.len();
     let series = run.sweep(&[curve], Plan::exactly(3), reduce)?;
-    // Of what was measured for itself there is nothing to report.
+    // Notes of this auxiliary measurement are not reported.
     let notes = run.notes.split_off(noted).join("; ");
     saturation(&series, SELECTOR_NAME, "capacity")
         .with_context(|| format!("what the server can do could not be measured: {notes}"))
 }
 
-/// All of ours, and Linux's.
+/// All contestants, on Tidewall and on Linux.
 pub(super) const CONTESTANTS: [Contestant; 7] = [
     CLASSICAL,
     LINEAR,
@@ -454,7 +453,7 @@ pub(super) const CONTESTANTS: [Contestant; 7] = [
     LINUX_SELECT,
 ];
 
-/// All contestants by their names in results, and how each is run.
+/// Returns all contestants by their names in results, and how each is run.
 pub(super) fn describe(servers: &Servers) -> BTreeMap<String, String> {
     CONTESTANTS
         .into_iter()

@@ -1,5 +1,5 @@
-//! Banga and Mogul, §5.2: saturation throughput against the number of
-//! connections that ask for nothing; 0 to 2,000 there, up to 100,000 here.
+//! Banga and Mogul, §5.2: saturation throughput against the number of connections without
+//! requests; 0 to 2,000 there, up to 100,000 here.
 
 use super::select::{
     CLASSICAL, CLASSICAL_NAME, CONNECTIONS, Contestant, Document, EPOLL, LARGE, LINEAR,
@@ -26,8 +26,8 @@ pub(super) const EXPERIMENT: Experiment = Experiment {
     ..USUAL
 };
 
-/// Multiplications a request: as few as leave the server slower than its client,
-/// so that it is the server whose throughput is measured.
+/// Multiplications per request: just enough to make the server slower than its client, so
+/// that the server's throughput is measured.
 pub(super) const WORK: u32 = 10_000;
 const SMALL_DOCUMENT: &str = "1,259 bytes";
 const LARGE_DOCUMENT: &str = "8,192 bytes";
@@ -36,8 +36,8 @@ const FEW: u32 = 750;
 const PAPERS: u32 = 2_000;
 const MANY: u32 = 100_000;
 
-/// Groups of curves and how often each is measured when quick: first what the
-/// claims are about.
+/// Returns groups of curves and how often each is measured when quick: first those of the
+/// claims.
 fn groups(config: Config, servers: &Servers, quick: bool) -> Vec<(Vec<Curve>, u32)> {
     let curve = |contestant, document: Document, cold: &[u32]| {
         let setting = if document == SMALL {
@@ -59,7 +59,7 @@ fn groups(config: Config, servers: &Servers, quick: bool) -> Vec<(Vec<Curve>, u3
             ..servers.curve(contestant, setting, loads.collect())
         }
     };
-    // How much the classical select costs depends on how many it finds ready.
+    // The cost of the classical select depends on how many it finds ready.
     let crowd = |clients, setting, cold: &[u32]| {
         [SELECT, CLASSICAL].map(|contestant| {
             let load = |&cold: &u32| servers.loop_of(clients, config, SMALL, cold);
@@ -99,7 +99,8 @@ fn groups(config: Config, servers: &Servers, quick: bool) -> Vec<(Vec<Curve>, u3
         {
             curves.push(curve(contestant, document, &all));
         }
-        // What examines or walks over all of them takes minutes to get there.
+        // Ways of waiting that examine or walk over all of them take minutes to get
+        // there.
         let linear = [upto.as_slice(), &[10_000]].concat();
         for contestant in [LINEAR, CLASSICAL, LINUX_SELECT] {
             curves.push(curve(contestant, document, &linear));
@@ -111,13 +112,13 @@ fn groups(config: Config, servers: &Servers, quick: bool) -> Vec<(Vec<Curve>, u3
     vec![(curves, 5)]
 }
 
-/// Other numbers of requests under way, and their panels.
+/// Other numbers of outstanding requests, and their panels.
 const CROWDS: [(u32, &str); 3] = [
     (2, "1,259 bytes, 2 clients"),
     (8, "1,259 bytes, 8 clients"),
     (16, "1,259 bytes, 16 clients"),
 ];
-/// The most, with which the classical select costs least a request.
+/// The largest number, at which the classical select costs least per request.
 const MOST: (u32, &str) = (32, "1,259 bytes, 32 clients");
 
 fn measure(run: &mut Run<'_>) -> anyhow::Result<()> {
@@ -259,7 +260,7 @@ mod tests {
                     load.check().unwrap();
                 }
             }
-            // What the claims are about is there.
+            // The curves of the claims are there.
             for name in [SELECTOR_NAME, SELECT_NAME, CLASSICAL_NAME] {
                 assert!(curves.iter().any(|curve| curve.name() == name));
             }

@@ -1,9 +1,8 @@
-//! Banga and Mogul, Figure 6 and Tables 1 and 2: where the proxy's processor
-//! goes: waiting (select and its like), numbering descriptors, everything else,
-//! nothing.
+//! Banga and Mogul, Figure 6 and Tables 1 and 2: the use of the proxy's processor:
+//! waiting (select and its like), numbering descriptors, everything else, idle.
 //!
-//! `perf` samples the processor, the kernel's work on it included. The paper's
-//! DCPI did the same.
+//! `perf` samples the processor, including the kernel's work on it. The paper's DCPI did
+//! the same.
 
 use tidewall_load::LoadSpec;
 use tidewall_service::counters::Times;
@@ -33,7 +32,7 @@ pub(super) const EXPERIMENT: Experiment = Experiment {
     ..USUAL
 };
 
-/// Multiplications a request, as Squid's own work in the paper.
+/// Multiplications per request, like Squid's own work in the paper.
 const WORK: u32 = 20_000;
 
 /// The paper's parts, and the names of their panels.
@@ -48,17 +47,16 @@ const PARTS: [(&str, &str); 4] = [
 ];
 const AXIS: &str = "% of the server's processor";
 
-/// Rates, in parts of what the selector serves; the claims are judged at
-/// saturation, which is last, and alone when quick: reading what was sampled
-/// takes seconds.
+/// Rates, as shares of what the selector serves. The claims are judged at saturation,
+/// which is last, and the only point when quick: reading the samples takes seconds.
 const QUICK: [f64; 0] = [];
 const FULL: [f64; 4] = [0.1, 0.3, 0.5, 0.7];
 
-/// The part of the paper's profile that a function belongs to.
+/// Returns the part of the paper's profile to which a function belongs.
 fn part(function: &str) -> &'static str {
     let has = |parts: &[&str]| parts.iter().any(|part| function.contains(part));
-    // How numbers are found and given back; looking an open file up is not
-    // part of it, neither there nor here.
+    // Allocating and freeing descriptors; looking an open file up is not part of it,
+    // neither there nor here.
     let numbering = [
         "descriptor::bitmap",
         "descriptor..bitmap",
@@ -83,7 +81,7 @@ fn part(function: &str) -> &'static str {
         "wait_queue",
         "classical_select",
         "select_host",
-        // What a socket answers to the question whether it is ready.
+        // A socket's check whether it is ready.
         "TcpStream::look",
         "Inner::events",
         "State::events",
@@ -118,7 +116,7 @@ fn part(function: &str) -> &'static str {
     }
 }
 
-/// The same from what the event loop counted: `idle` is a percentage.
+/// Returns the same from the event loop's own counts: `idle` is a percentage.
 fn counted(seconds: f64, times: &Times, idle: f64) -> [(&'static str, f64); 3] {
     let share = |nanoseconds: u64| nanoseconds as f64 / 1e7 / seconds.max(1e-9);
     let (waiting, opening) = (share(times.waiting), share(times.opening));
@@ -126,7 +124,7 @@ fn counted(seconds: f64, times: &Times, idle: f64) -> [(&'static str, f64); 3] {
     [(WAITING, waiting), (ALLOCATOR, opening), (OTHERS, others)]
 }
 
-/// Percentages of the processor's time.
+/// Returns percentages of the processor's time.
 fn shares(profile: &Profile) -> Option<[(&'static str, f64); 4]> {
     let total = profile.total();
     if total == 0 {

@@ -1,10 +1,10 @@
-//! Banga and Mogul, Figures 3 to 5: a proxy that has two connections a request:
+//! Banga and Mogul, Figures 3 to 5: a proxy with two connections per request. Shows
 //! response time and idle processor against the rate of requests, without other
-//! connections (naive) and beside 750 that ask for nothing (realistic). Theirs
+//! connections (naive) and beside 750 without requests (realistic). The paper's proxy
 //! cached and asked about every hit; this one forwards the response.
 //!
-//! The origin runs in the client's namespace and on its processor, so that the
-//! server's has nothing to do but the proxy.
+//! The origin runs in the client's namespace and on its processor, so that the server's
+//! processor runs only the proxy.
 
 use super::select::{
     CONNECTIONS, SELECTOR_NAME, Servers, TIME_AXIS, capacity, describe, reduce, saturation, sweeps,
@@ -27,8 +27,8 @@ pub(super) const EXPERIMENT: Experiment = Experiment {
     ..USUAL
 };
 
-/// Multiplications a request: with them the proxy is slower than client and
-/// origin together, which share the other processor.
+/// Multiplications per request: with them the proxy is slower than client and origin
+/// together, which share the other processor.
 const WORK: u32 = 40_000;
 
 fn measure(run: &mut Run<'_>) -> anyhow::Result<()> {

@@ -1,7 +1,7 @@
-//! Banga and Mogul, Figure 7: a server of files: response time and idle
-//! processor against the rate of requests, without other connections (naive)
-//! and beside 750 that ask for nothing (realistic). And whether the rate that
-//! S-clients offer depends on the server.
+//! Banga and Mogul, Figure 7: a server of files. Shows response time and idle processor
+//! against the rate of requests, without other connections (naive) and beside 750 without
+//! requests (realistic). Also tests whether the rate that S-clients offer depends on the
+//! server.
 
 use std::time::Duration;
 
@@ -31,7 +31,7 @@ pub(super) const EXPERIMENT: Experiment = Experiment {
     ..USUAL
 };
 
-/// How a curve's two panels are called: response times, idle processor.
+/// The names of a curve's two panels: response times, idle processor.
 pub(super) type Panels = (&'static str, &'static str);
 
 pub(super) const NAIVE_SMALL: Panels = ("1,259 bytes, naive", "1,259 bytes, naive: idle processor");
@@ -46,19 +46,19 @@ pub(super) const REALISTIC_LARGE: Panels = (
 );
 pub(super) const PANELS: [Panels; 4] = [NAIVE_SMALL, REALISTIC_SMALL, NAIVE_LARGE, REALISTIC_LARGE];
 
-/// Rates, in parts of what the selector serves without cold connections. The
-/// claims on idle time are judged at the first.
+/// Rates, as shares of what the selector serves without cold connections. The claims on
+/// idle time are judged at the first.
 const QUICK: [f64; 2] = [0.25, 0.6];
 const FULL: [f64; 5] = [0.25, 0.4, 0.55, 0.7, 0.85];
 
 const THROTTLED: &str = "S-clients at ten times what the server can do";
 /// Multiplications of the throttled server: they take 200 µs.
 const THROTTLE: u32 = 195_000;
-/// What it can do, and what it is offered, connections/s.
+/// Its capacity, and the offered rate, connections/s.
 const CAN: u64 = 5_000;
 const OFFERED: u64 = 10 * CAN;
 
-/// A curve of S-clients at `rates`, ending at saturation.
+/// Returns a curve of S-clients at `rates`, ending at saturation.
 pub(super) fn rising(
     config: Config,
     servers: &Servers,
@@ -74,8 +74,8 @@ pub(super) fn rising(
     servers.curve(contestant, panels.0, loads)
 }
 
-/// What is measured at which rates, and how often when quick; `capacity` is that
-/// of the selector with the smaller document, requests/s.
+/// Returns the curves and their rates, and how often each is measured when quick.
+/// `capacity` is that of the selector with the smaller document, requests/s.
 pub(super) fn groups(
     config: Config,
     servers: &Servers,
@@ -115,7 +115,7 @@ pub(super) fn groups(
     vec![(curves, 5)]
 }
 
-/// A server that can do a tenth of what it is offered.
+/// Returns a server whose capacity is a tenth of the offered rate.
 fn throttled(config: Config) -> anyhow::Result<(Servers, LoadSpec)> {
     let servers = Servers::of_files(THROTTLE)?;
     let s_clients = SClientSpec {
@@ -169,8 +169,8 @@ pub(super) const SENDERS: [&str; 2] = [
     "load-adding clients on kernel sockets",
 ];
 
-/// What is claimed of the proxy as well: idle time that the selector keeps, and what the
-/// new select and allocator serve over the old ones, of both sizes.
+/// Returns the claims that also apply to the proxy: idle time that the selector keeps,
+/// and the throughput of the new select and allocator over the old ones, for both sizes.
 pub(super) fn common_claims(series: &[Series]) -> [Claim; 3] {
     let idle = |panels: Panels| at_lowest(series, SELECTOR_NAME, panels.0, IDLE);
     let gain = |id, text, panels: Panels| {
@@ -221,7 +221,7 @@ fn claims(series: &[Series]) -> Vec<Claim> {
         Claim::at_most(
             "s-clients",
             "S-clients asked for 50,000 connections/s at a server that can do 5,000: \
-             how far the rate offered is from that",
+             relative distance of the offered rate from that",
             throttled.map(|point| (point.x / OFFERED as f64 - 1.0).abs()),
             0.02,
         ),
@@ -234,7 +234,7 @@ pub(crate) mod tests {
     use super::*;
     use crate::result::tests::{all_hold, curve};
 
-    /// A curve whose points have a rate and an idle processor.
+    /// Returns a curve whose points have a rate and an idle processor.
     pub(crate) fn risen(system: &str, panels: Panels, points: &[(f64, f64)]) -> Series {
         let mut series = curve(system, Some(panels.0), &[]);
         for &(rate, idle) in points {
@@ -294,7 +294,7 @@ pub(crate) mod tests {
         let all = with_idle(series());
         let idle = find(&all, SELECT_NAME, Some(REALISTIC_SMALL.1)).unwrap();
         assert_eq!((idle.points[0].x, idle.points[0].y), (7e3, 60.0));
-        // The throttled server's is not drawn.
+        // The curve of the throttled server is not drawn.
         assert_eq!(all.len(), 2 * 7 - 1);
     }
 

@@ -1,5 +1,5 @@
-//! What the experiments over TCP have in common: the server, its document, the
-//! client, and how a load becomes numbers.
+//! Parts that the experiments over TCP share: the server, its document, the client, and
+//! how a load becomes numbers.
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -19,24 +19,24 @@ use crate::worker::{TcpKind, TcpSpec, Waiting, scratch};
 
 /// Port of the web server.
 pub(crate) const HTTP_PORT: u16 = 80;
-/// Port of the same program that listens and where nobody accepts.
+/// Port of the same program that listens and never accepts.
 pub(crate) const DUMMY_PORT: u16 = 81;
 /// UDP port of the same program that it never reads from.
 pub(super) const UNREAD_PORT: u16 = 9;
 /// The document's path.
 pub(crate) const DOCUMENT: &str = "/document";
-/// Its bytes: as LRP's.
+/// Its length in bytes: the same as LRP's.
 const DOCUMENT_BYTES: usize = 1_300;
 /// Connections of the client.
 pub(super) const CONNECTIONS: u32 = 32;
-/// When a flood begins: what is to be there before has connected by then.
+/// When a flood begins: earlier connections are established by then.
 const FLOOD_AFTER: Duration = Duration::from_millis(100);
 /// Load before measuring begins.
 const WARM_UP: Duration = Duration::from_millis(300);
 /// Time measured.
 const WINDOW: Duration = Duration::from_millis(700);
 
-/// What an expert has to choose from, and the stack.
+/// The modes from which an expert chooses, and the stack.
 pub(super) const SYSTEMS: [System; 4] = [
     System::Tidewall,
     System::LinuxRps,
@@ -44,13 +44,12 @@ pub(super) const SYSTEMS: [System; 4] = [
     System::LinuxBusy,
 ];
 
-/// What becomes of a connection, and what that is called.
+/// The use of a connection, and its name.
 pub(super) const LOOPS: [(&str, Reuse); 2] = [(KEPT, Reuse::KeepAlive), (ONE, Reuse::OneRequest)];
 pub(super) const KEPT: &str = "connections kept";
 pub(super) const ONE: &str = "one connection a request";
 
-/// Closed loops that keep a server busy which makes `work` multiplications a request:
-/// its saturation.
+/// Returns closed loops that saturate a server making `work` multiplications per request.
 pub(super) fn saturating(
     systems: impl IntoIterator<Item = System>,
     config: Config,
@@ -70,7 +69,7 @@ pub(super) fn saturating(
     systems.into_iter().flat_map(curve).collect()
 }
 
-/// A directory with the document, which goes when this is dropped.
+/// A directory with the document, removed on drop.
 pub(crate) struct Site {
     root: PathBuf,
 }
@@ -80,7 +79,7 @@ impl Site {
         Self::with(&[(DOCUMENT, DOCUMENT_BYTES)])
     }
 
-    /// With documents of so many bytes at these paths.
+    /// Creates one with documents of these lengths at these paths.
     pub(crate) fn with(documents: &[(&str, usize)]) -> anyhow::Result<Self> {
         let site = Site {
             root: scratch("www"),
@@ -95,12 +94,12 @@ impl Site {
         Ok(site)
     }
 
-    /// The directory.
+    /// Returns the directory.
     pub(crate) fn root(&self) -> &Path {
         &self.root
     }
 
-    /// A web server that makes `work` multiplications for each request.
+    /// Returns a web server that makes `work` multiplications for each request.
     pub(crate) fn server(&self, work: u32) -> TcpSpec {
         TcpSpec {
             kind: TcpKind::Http {
@@ -123,21 +122,21 @@ impl Drop for Site {
     }
 }
 
-/// A client in a closed loop.
+/// Returns a client in a closed loop.
 pub(super) fn client(reuse: Reuse) -> HttpSpec {
     HttpSpec {
         connections: CONNECTIONS,
         reuse,
         sources: match reuse {
             Reuse::KeepAlive => Vec::new(),
-            // Ports enough for a second's connections.
+            // Enough ports for a second's connections.
             Reuse::OneRequest => more_clients(),
         },
         ..HttpSpec::new(server(HTTP_PORT), DOCUMENT)
     }
 }
 
-/// A client beside nothing.
+/// Returns a client without other load.
 pub(super) fn http_load(config: Config, http: HttpSpec) -> LoadSpec {
     LoadSpec {
         http: Some(http),
@@ -147,12 +146,12 @@ pub(super) fn http_load(config: Config, http: HttpSpec) -> LoadSpec {
     }
 }
 
-/// Makes it half as long, for a quick run.
+/// Halves its length, for a quick run.
 pub(super) fn shorten(load: &mut LoadSpec) {
     (load.warm_up, load.duration) = (load.warm_up / 2, load.duration / 2);
 }
 
-/// A blast that begins once the connections stand.
+/// Returns a blast that begins once the connections are established.
 pub(super) fn later(blast: BlastSpec, rate: u64) -> BlastSpec {
     BlastSpec {
         rate: Some(1),
@@ -164,12 +163,12 @@ pub(super) fn later(blast: BlastSpec, rate: u64) -> BlastSpec {
     }
 }
 
-/// Requests/s against the blast's rate.
+/// Reduces a load to requests/s against the blast's rate.
 pub(super) fn reduce(_: &Curve, _: &LoadSpec, measured: &Measured) -> Option<Sample> {
     let report = &measured.outcome.report;
     let http = report.http.as_ref()?;
     let offered = report.blast.as_ref().map_or(0.0, |blast| blast.rate);
-    // No response beside nothing: the service was not there. Never a number.
+    // No response without a blast: the service was missing. This is not a result.
     if http.measured.responses == 0 && offered < 2.0 {
         return None;
     }
@@ -186,7 +185,7 @@ pub(super) fn reduce(_: &Curve, _: &LoadSpec, measured: &Measured) -> Option<Sam
     })
 }
 
-/// Further figures of a client.
+/// Returns further figures of a client.
 pub(super) fn values(report: &LoadReport) -> BTreeMap<String, f64> {
     let mut values = BTreeMap::new();
     if let Some(http) = &report.http {
@@ -225,15 +224,15 @@ pub(super) fn values(report: &LoadReport) -> BTreeMap<String, f64> {
     values
 }
 
-/// Share of the server's processor that was idle, %: where a closed loop leaves much of
-/// it, the client was the limit.
+/// Share of the server's processor that was idle, %: if a closed loop leaves much of it,
+/// the client was the limit.
 pub(super) const SERVER_IDLE: &str = "server idle %";
 /// New clients that were tried.
 pub(super) const NEW_CLIENTS: &str = "new clients";
 /// Share of new clients that were connected in time.
 pub(super) const CONNECTED: &str = "connected";
 
-/// What is left of the unloaded result at the point of a load.
+/// Returns the share of the unloaded result that is kept at the point of a load.
 pub(super) fn kept(series: &Series, loaded: Option<&Point>) -> Option<f64> {
     let alone = series.points.first().filter(|point| point.x < 2.0)?.y;
     (alone > 0.0).then_some(loaded?.y / alone)

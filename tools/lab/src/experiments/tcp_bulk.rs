@@ -1,9 +1,10 @@
 //! One TCP connection as fast as it goes, on Tidewall and on Linux in the same bed.
 //!
-//! The bed decides most of the figure, so there are several. The receiver's work is steered to
-//! the receiver's processor (RPS), where Linux is steadily at its best; or both ends share one
-//! processor. The device cuts long segments, or the kernel has to. The other end is Linux. Both
-//! sides use cubic, and no Nagle: small writes are collected by the stack alone.
+//! The bed decides most of the figure, so there are several. The receiver's work is
+//! steered to the receiver's processor (RPS), where Linux is steadily at its best; or
+//! both ends share one processor. The device splits long segments, or the kernel has to.
+//! The other end is Linux. Both sides use cubic, without Nagle: only the stack collects
+//! small writes.
 
 use std::net::{Ipv4Addr, SocketAddrV4};
 use std::time::Duration;
@@ -41,7 +42,7 @@ const TAP_KERNEL: Ipv4Addr = Ipv4Addr::new(10, 78, 0, 1);
 const TAP_STACK: Ipv4Addr = Ipv4Addr::new(10, 78, 0, 2);
 const CONGESTION: &str = "cubic";
 const WINDOW: Duration = Duration::from_millis(600);
-/// How long a transfer may take beyond that.
+/// How much longer than that a transfer may take.
 const TIMEOUT: Duration = Duration::from_secs(20);
 
 const KIB: usize = 1 << 10;
@@ -51,9 +52,9 @@ const KIB: usize = 1 << 10;
 struct Setting {
     name: &'static str,
     way: Way,
-    /// Bytes of a write.
+    /// Bytes per write.
     write: usize,
-    /// The sender's device cuts long segments.
+    /// The sender's device splits long segments.
     cuts: bool,
     /// Both ends run on one processor.
     together: bool,
@@ -105,7 +106,7 @@ const RECEIVES_JUMBO: Setting = Setting {
     mtu: 9000,
     ..RECEIVES
 };
-/// Each with its claim and the claim's bound.
+/// The settings, each with its claim and the claim's bound.
 const SETTINGS: [(Setting, &str, f64); 8] = [
     (SENDS, "send-64k", 0.8),
     (SENDS_8, "send-8k", 0.95),
@@ -125,7 +126,7 @@ enum Server {
     /// Tidewall at the far end of a tap.
     Tap,
     Linux,
-    /// Without steering: the receiver's work is on the sender's processor.
+    /// Without steering: the receiver's work runs on the sender's processor.
     LinuxPlain,
 }
 
@@ -154,7 +155,7 @@ impl Server {
         }
     }
 
-    /// Whether it is measured there. On one processor steering changes nothing.
+    /// Returns whether it is measured there. On one processor steering changes nothing.
     fn is_for(self, setting: &Setting) -> bool {
         match self {
             Server::Tidewall | Server::Linux => true,
@@ -191,7 +192,8 @@ fn measure(run: &mut Run<'_>) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// Sets both interfaces up: what the test bed does for experiments in packets is undone.
+/// Sets both interfaces up, and undoes the test bed's settings for experiments in
+/// packets.
 fn set_up(testbed: &Testbed, server: Server, setting: &Setting) -> anyhow::Result<()> {
     let config = testbed.config();
     let steer = |cpu, steers: bool| match steers && server != Server::LinuxPlain {
@@ -221,7 +223,7 @@ fn set_up(testbed: &Testbed, server: Server, setting: &Setting) -> anyhow::Resul
         &steer(client_cpu, sends),
     );
     testbed.in_client(&["sh", "-ec", &client])?;
-    // A stack receives where it polls.
+    // A stack receives on the processor on which it polls.
     let steers = !sends && server == Server::Linux;
     let server = commands(
         SERVER_INTERFACE,
@@ -232,7 +234,7 @@ fn set_up(testbed: &Testbed, server: Server, setting: &Setting) -> anyhow::Resul
     Ok(())
 }
 
-/// Gigabits/s of payload from the first bytes on.
+/// Measures gigabits/s of payload from the first bytes on.
 fn transfer(bench: &mut Bench, (server, setting): (Server, Setting)) -> anyhow::Result<Sample> {
     let testbed = &mut bench.testbed;
     testbed.set_mode(server.system().mode())?;
@@ -315,7 +317,7 @@ fn transfer(bench: &mut Bench, (server, setting): (Server, Setting)) -> anyhow::
     })
 }
 
-/// Figures of the sender that show a transfer which was not undisturbed.
+/// Returns figures of the sender that reveal a disturbed transfer.
 fn values(sender: &Figures) -> Figures {
     let shown = ["retransmitted", "reordering seen", "segments sent"];
     let shown = |(name, _): &(&String, &f64)| shown.contains(&name.as_str());

@@ -1,6 +1,5 @@
-//! Round trips of a closed loop as numbers. A request that was never answered
-//! took at least the time after which it was given up: leaving it out would make
-//! a service look the better the more it loses.
+//! Round trips of a closed loop as numbers. An unanswered request took at least its
+//! timeout: leaving it out would make a service look the better the more it loses.
 
 use std::collections::BTreeMap;
 use std::time::Duration;
@@ -12,8 +11,8 @@ pub(super) const P50: &str = "p50 µs";
 pub(super) const P99: &str = "p99 µs";
 pub(super) const LOST: &str = "lost";
 
-/// Median and 99th percentile of all requests, µs, where a share of `lost` of
-/// them was given up after `timeout`; `latency` is that of the others.
+/// Returns median and 99th percentile of all requests, µs. A share of `lost` of them was
+/// abandoned after `timeout`; `latency` is that of the others.
 pub(super) fn percentiles(latency: Option<&Latency>, lost: f64, timeout: Duration) -> (f64, f64) {
     let given_up = timeout.as_secs_f64() * 1e6;
     let at = |quantile: f64, answered: fn(&Latency) -> u64| match latency {
@@ -26,12 +25,12 @@ pub(super) fn percentiles(latency: Option<&Latency>, lost: f64, timeout: Duratio
     )
 }
 
-/// The share of requests that were given up, of those that ended.
+/// Returns the share of abandoned requests among those that ended.
 pub(super) fn lost(lost: u64, echoed: u64) -> f64 {
     lost as f64 / (lost + echoed).max(1) as f64
 }
 
-/// [`P50`], [`P99`] and [`LOST`] of the measured time.
+/// Returns [`P50`], [`P99`] and [`LOST`] of the measured time.
 pub(super) fn values(ping: &PingReport, timeout: Duration) -> BTreeMap<String, f64> {
     let counts = ping.measured;
     let share = lost(counts.lost, counts.echoed);
@@ -47,7 +46,8 @@ pub(crate) mod tests {
 
     use super::*;
 
-    /// `echoed` round trips of 10 µs (1 % of them 50 µs), and `lost` requests.
+    /// Returns a report of `echoed` round trips of 10 µs (1 % of them 50 µs), and `lost`
+    /// requests.
     pub(crate) fn report(echoed: u64, lost: u64) -> PingReport {
         let counts = PingCounts {
             sent: echoed + lost,

@@ -9,19 +9,19 @@ pub use svg::svg;
 pub(crate) use svg::{Shaded, chart};
 pub use terminal::{claims_table, table, terminal};
 
-/// How a system is drawn, alike everywhere.
+/// The look of a system, the same everywhere.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Look {
-    /// Of the palette of Okabe and Ito, which people of all kinds of colour
-    /// vision tell apart.
+    /// From the palette of Okabe and Ito, whose colours are distinct under all kinds of
+    /// colour vision.
     pub(crate) colour: (u8, u8, u8),
     /// Letter on a terminal.
     pub(crate) letter: char,
-    /// Ours are drawn through, others dashed.
+    /// Tidewall's curves are solid, others dashed.
     pub(crate) dashed: bool,
 }
 
-/// The look of a system.
+/// Returns the look of a system.
 pub(crate) fn look(system: &str) -> Look {
     let (colour, letter) = match system {
         "bare" => ((0x66, 0x66, 0x66), '='),
@@ -54,7 +54,7 @@ pub(crate) fn look(system: &str) -> Look {
         "squid" => ((0x56, 0xb4, 0xe9), 'q'),
         "nginx" => ((0xb0, 0xa0, 0x10), 'n'),
         "interrupt" => ((0x99, 0x99, 0x99), 'I'),
-        // Of the demonstration, for people who have read nothing yet.
+        // Names on the demonstration's page, for readers without previous knowledge.
         "Tidewall" => ((0x00, 0x72, 0xb2), 'T'),
         "Linux" => ((0xd5, 0x5e, 0x00), 'L'),
         "Linux, tuned" => ((0xe6, 0x9f, 0x00), 'l'),
@@ -67,10 +67,10 @@ pub(crate) fn look(system: &str) -> Look {
     }
 }
 
-/// Curves that are drawn together.
+/// Curves that share a panel.
 #[derive(Debug)]
 pub(crate) struct Panel<'a> {
-    /// What sets them apart, if anything.
+    /// The setting of all of them, if any.
     pub(crate) setting: Option<&'a str>,
     /// The vertical axis.
     pub(crate) y: &'a str,
@@ -80,12 +80,13 @@ pub(crate) struct Panel<'a> {
 }
 
 impl Panel<'_> {
-    /// True when there is only one load, so that a curve would be a dot.
+    /// Returns true if there is only one load, so that a curve would be a dot.
     pub(crate) fn is_bars(&self) -> bool {
         self.series.iter().all(|series| series.points.len() <= 1)
     }
 
-    /// Times that span more than two decades are drawn to a logarithmic scale.
+    /// Returns whether the axis is logarithmic: for times that span more than two
+    /// decades.
     pub(crate) fn is_logarithmic(&self) -> bool {
         let all = || {
             self.series
@@ -97,7 +98,7 @@ impl Panel<'_> {
         self.y.contains("µs") && low > 0.0 && high > 100.0 * low
     }
 
-    /// Largest coordinates, never zero.
+    /// Returns the largest coordinates, never zero.
     pub(crate) fn extent(&self) -> (f64, f64) {
         let points = || {
             self.series
@@ -111,8 +112,8 @@ impl Panel<'_> {
     }
 }
 
-/// The panels of a result: one for each setting, in their order, without those
-/// in which nothing was measured.
+/// Returns the panels of a result: one for each setting, in their order, without those in
+/// which nothing was measured.
 pub(crate) fn panels(result: &ResultFile) -> Vec<Panel<'_>> {
     let mut panels: Vec<Panel<'_>> = Vec::new();
     for series in result
@@ -137,7 +138,7 @@ pub(crate) fn panels(result: &ResultFile) -> Vec<Panel<'_>> {
     panels
 }
 
-/// A number in few characters: 1234567 as `1.23M`.
+/// Formats a number in few characters: 1234567 as `1.23M`.
 pub(crate) fn short(value: f64) -> String {
     let magnitude = value.abs();
     if magnitude >= 999_500.0 {
@@ -155,7 +156,7 @@ pub(crate) fn short(value: f64) -> String {
     }
 }
 
-/// A figure to be compared with a bound: more digits than [`short`].
+/// Formats a figure for comparison with a bound: more digits than [`short`].
 pub(crate) fn precise(value: f64) -> String {
     let magnitude = value.abs();
     if magnitude >= 100.0 {
@@ -165,7 +166,7 @@ pub(crate) fn precise(value: f64) -> String {
     }
 }
 
-/// Without zeros at the end of a fraction.
+/// Removes zeros at the end of a fraction.
 fn trim(text: String) -> String {
     match text.contains('.') {
         true => text.trim_end_matches('0').trim_end_matches('.').to_owned(),

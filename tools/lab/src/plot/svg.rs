@@ -1,4 +1,4 @@
-//! SVG, by plotters. The same result gives the same bytes.
+//! SVG, by plotters. The output depends only on the result, to the byte.
 
 use anyhow::anyhow;
 use plotters::coord::Shift;
@@ -14,28 +14,28 @@ const LEGEND: u32 = 170;
 
 type Area<'a> = DrawingArea<SVGBackend<'a>, Shift>;
 
-/// Draws a result: one panel a setting, one curve a system, whiskers from the
+/// Draws a result: one panel per setting, one curve per system, whiskers from the
 /// smallest to the largest run.
 ///
 /// # Errors
-/// What the drawing library reports.
+/// The error of the drawing library.
 pub fn svg(result: &ResultFile) -> anyhow::Result<String> {
     let quick = if result.quick { " (quick)" } else { "" };
     let title = format!("{} — {}{quick}", result.experiment, result.paper);
     chart(result, &title, None)
 }
 
-/// A part of the horizontal axis, and what happened there.
+/// A shaded part of the horizontal axis, and its label.
 pub(crate) struct Shaded {
     pub(crate) from: f64,
     pub(crate) to: f64,
     pub(crate) what: &'static str,
 }
 
-/// As [`svg`], with another title, and a part of the axis shaded.
+/// Acts as [`svg`], with another title, and a part of the axis shaded.
 ///
 /// # Errors
-/// As there.
+/// Those of [`svg`].
 pub(crate) fn chart(
     result: &ResultFile,
     title: &str,
@@ -201,7 +201,7 @@ fn curves(
     Ok(())
 }
 
-/// One bar a system, for a setting with a single load.
+/// Draws one bar per system, for a setting with a single load.
 fn bars(area: &Area<'_>, panel: &Panel<'_>) -> Drawn {
     let rows: Vec<(&Series, &Point)> = panel
         .series
@@ -249,13 +249,13 @@ fn bars(area: &Area<'_>, panel: &Panel<'_>) -> Drawn {
     Ok(())
 }
 
-/// The legend.
+/// Draws the legend.
 fn names(area: &Area<'_>, panel: &Panel<'_>) -> Drawn {
     let style = ("sans-serif", 13).into_font().color(&BLACK);
     let mut y = 48;
     for series in &panel.series {
         let look = look(&series.system);
-        // A dash more or less says dashed well enough at this size.
+        // A dash is enough to mark a dashed curve at this size.
         let parts: &[(i32, i32)] = if look.dashed {
             &[(4, 12), (18, 26)]
         } else {
@@ -292,8 +292,8 @@ mod tests {
     use super::*;
     use crate::result::tests::{curve, sample};
 
-    /// Tags are closed in order and attributes are quoted; returns how many
-    /// elements there were.
+    /// Checks that tags are closed in order and attributes are quoted; returns the number
+    /// of elements.
     fn well_formed(text: &str) -> usize {
         let mut open: Vec<String> = Vec::new();
         let mut elements = 0;

@@ -1,16 +1,15 @@
-//! Plots and tables for a terminal: plain text, letters for systems, so that it
-//! also reads without colour.
+//! Plots and tables for a terminal: plain text, with letters for systems, so that it is
+//! readable without colour.
 
 use super::{Panel, look, panels, precise, short};
 use crate::result::{Point, ResultFile, Series};
 
-/// Columns and rows of a plot, axes not counted.
+/// Columns and rows of a plot, without the axes.
 const WIDTH: usize = 64;
 const HEIGHT: usize = 18;
 const LABEL: usize = 8;
 
-/// The first setting's curves. With `colour`, letters are coloured as in the
-/// SVG.
+/// Draws the first setting's curves. With `colour`, letters are coloured as in the SVG.
 pub fn terminal(result: &ResultFile, colour: bool) -> String {
     match panels(result).first() {
         Some(panel) if !panel.is_bars() => curves(result, panel, colour),
@@ -28,8 +27,7 @@ fn curves(result: &ResultFile, panel: &Panel<'_>, colour: bool) -> String {
     let row = |y: f64| HEIGHT - 1 - ((y / top) * (HEIGHT - 1) as f64).round() as usize;
     let mut put = |column: usize, row: usize, cell: (usize, bool)| {
         if let Some(place) = grid.get_mut(row).and_then(|row| row.get_mut(column)) {
-            // A point is never hidden by a line, nor the first system's by a
-            // later one's.
+            // A line never hides a point, nor a later system the first one.
             match place {
                 Some((_, true)) => {}
                 _ if cell.1 => *place = Some(cell),
@@ -103,7 +101,7 @@ fn curves(result: &ResultFile, panel: &Panel<'_>, colour: bool) -> String {
     text
 }
 
-/// All points: one table a setting, a row a load, a column a system.
+/// Lists all points: one table per setting, one row per load, one column per system.
 pub fn table(result: &ResultFile) -> String {
     let mut text = result.bare.map_or_else(String::new, |bare| {
         let (low, high) = (short(bare.low), short(bare.high));
@@ -152,7 +150,8 @@ pub fn table(result: &ResultFile) -> String {
     text
 }
 
-/// The load of a row: that of the fullest curve, `max` for the last of several.
+/// Returns the heading of a row: the load of the fullest curve, `max` for the last of
+/// several.
 fn heading(panel: &Panel<'_>, number: usize, rows: usize, shares: bool) -> String {
     let point = fullest(panel, rows).and_then(|series| series.points.get(number));
     if number + 1 == rows && rows > 2 && point.is_none_or(|point| !shares || point.share.is_none())
@@ -162,7 +161,7 @@ fn heading(panel: &Panel<'_>, number: usize, rows: usize, shares: bool) -> Strin
     point.map_or_else(String::new, |point| load(point, shares))
 }
 
-/// What was offered, with `shares` also as one of what `bare` takes.
+/// Formats the offered load, with `shares` also as a share of `bare`'s capacity.
 fn load(point: &Point, shares: bool) -> String {
     match point.share.filter(|_| shares) {
         Some(share) => format!("{} {share:.2}", short(point.x)),
@@ -170,7 +169,7 @@ fn load(point: &Point, shares: bool) -> String {
     }
 }
 
-/// A result, and as a share of `bare`'s.
+/// Formats a result, also as a share of `bare`'s.
 fn result_of(point: &Point) -> String {
     match point.of_bare {
         Some(of_bare) => format!("{} {of_bare:.2}", short(point.y)),
@@ -186,8 +185,8 @@ fn fullest<'a>(panel: &Panel<'a>, rows: usize) -> Option<&'a Series> {
         .find(|series| series.points.len() == rows)
 }
 
-/// The result of a row: by place where all points are there, by load where
-/// some are missing.
+/// Finds the result of a row: by position if all points are there, by load if some are
+/// missing.
 fn at<'a>(series: &'a Series, number: usize, rows: usize, panel: &Panel<'_>) -> Option<&'a Point> {
     if series.points.len() == rows {
         return series.points.get(number);
@@ -203,7 +202,7 @@ fn at<'a>(series: &'a Series, number: usize, rows: usize, panel: &Panel<'_>) -> 
     series.at(wanted.x)
 }
 
-/// The claims, one a line.
+/// Lists the claims, one per line.
 pub fn claims_table(result: &ResultFile) -> String {
     let mut text = String::new();
     for claim in &result.claims {

@@ -1,23 +1,23 @@
-//! Two runs set against each other.
+//! Compares two runs.
 
 use std::path::Path;
 
 use super::{of_the_same, read};
 use crate::result::{Claim, ResultFile, Verdict};
 
-/// What two runs say of the claims that both of them judged.
+/// The verdicts of two runs on the claims that both of them judged.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Comparison {
-    /// How many claims both judged.
+    /// Number of claims that both judged.
     pub both: usize,
-    /// How many of them one run decided and the other did not.
+    /// Number of those that one run decided and the other did not.
     pub undecided: usize,
-    /// Those that hold in one and fail in the other, a line each.
+    /// Those that hold in one and fail in the other, one line each.
     pub contradictions: Vec<String>,
 }
 
 impl Comparison {
-    /// Lines for a reader: the contradictions, then the numbers.
+    /// Formats it for a reader: the contradictions, then the numbers.
     pub fn text(&self) -> String {
         let lines = self.contradictions.iter().map(|line| format!("{line}\n"));
         lines.collect::<String>()
@@ -31,11 +31,11 @@ impl Comparison {
     }
 }
 
-/// Sets the results in `directory` against those of the same experiments, run alike, in
-/// `other`.
+/// Compares the results in `directory` with those of the same experiments, with the same
+/// options, in `other`.
 ///
 /// # Errors
-/// No result in one of them, or one that cannot be read.
+/// No result in one of them, or an unreadable one.
 pub fn against(directory: &Path, other: &Path) -> anyhow::Result<Comparison> {
     Ok(compare(&read(directory)?, &read(other)?))
 }
@@ -67,7 +67,7 @@ fn compare(results: &[ResultFile], others: &[ResultFile]) -> Comparison {
     comparison
 }
 
-/// A claim's verdict, figure and interval.
+/// Formats a claim's verdict, figure and interval.
 fn figure(claim: &Claim) -> String {
     let measured = claim
         .measured
@@ -122,7 +122,7 @@ mod tests {
             text.starts_with(line) && text.contains("1 hold in one and fail"),
             "{text}"
         );
-        // A run of another kind says nothing of it.
+        // A run of another kind is not comparable.
         let full = ResultFile {
             quick: false,
             ..two

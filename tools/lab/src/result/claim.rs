@@ -1,4 +1,4 @@
-//! What an experiment is to show, and whether it does.
+//! A claim of an experiment, and whether it holds.
 
 use serde::{Deserialize, Serialize};
 
@@ -7,40 +7,40 @@ use crate::plot::precise;
 use crate::sweep::median;
 use crate::verdict::{interval, interval_of_one_in};
 
-/// Something that the experiment is to show.
+/// A claim of an experiment.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Claim {
     /// Short name, unique in the experiment.
     pub id: String,
-    /// What is claimed.
+    /// The claim in words.
     pub text: String,
-    /// The paper's figure for it, where it gives one.
+    /// The paper's figure for it, if it gives one.
     pub paper: Option<f64>,
-    /// Ours, computed from the series; `None` when they lack what it takes.
+    /// The measured figure, computed from the series; `None` if they lack the data.
     pub measured: Option<f64>,
-    /// What the figure must keep; `None` for one that is only reported.
+    /// The bound of the figure; `None` if the figure is only reported.
     pub bound: Option<Bound>,
-    /// The 95 % interval of the figure, where it was measured in rounds.
+    /// The 95 % interval of the figure, if it was measured in rounds.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub low: Option<f64>,
     /// Its other end.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub high: Option<f64>,
-    /// Whether it does; `None` where there is nothing to keep, and while the limit
-    /// lies in the interval.
+    /// Whether it holds; `None` without a bound, and while the limit lies in the
+    /// interval.
     pub holds: Option<bool>,
-    /// The same in a word.
+    /// The same as one word.
     #[serde(default)]
     pub verdict: Verdict,
 }
 
-/// What became of a claim.
+/// The outcome of a claim.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Verdict {
     /// It keeps its bound.
     #[serde(rename = "holds")]
     Holds,
-    /// It does not.
+    /// It does not keep its bound.
     #[serde(rename = "FAILED")]
     Failed,
     /// The bound lies in the figure's interval.
@@ -53,7 +53,7 @@ pub enum Verdict {
 }
 
 impl Verdict {
-    /// The word.
+    /// Returns the word.
     pub fn name(self) -> &'static str {
         match self {
             Verdict::Holds => "holds",
@@ -65,13 +65,13 @@ impl Verdict {
 }
 
 impl Claim {
-    /// A figure without a bound, which neither holds nor fails.
+    /// Creates a figure without a bound, which neither holds nor fails.
     pub fn new(id: impl Into<String>, text: impl Into<String>, measured: Option<f64>) -> Self {
         Claim {
             id: id.into(),
             text: text.into(),
             paper: None,
-            // What is no number has no form in JSON either.
+            // NaN has no form in JSON either.
             measured: measured.filter(|measured| measured.is_finite()),
             bound: None,
             low: None,
@@ -81,14 +81,14 @@ impl Claim {
         }
     }
 
-    /// With the paper's figure for it.
+    /// Adds the paper's figure.
     #[must_use]
     pub fn paper(self, figure: f64) -> Self {
         let paper = Some(figure);
         Claim { paper, ..self }
     }
 
-    /// Judged by a bound. What could not be measured does not hold.
+    /// Judges it by a bound. A figure that could not be measured does not hold.
     fn judged(self, bound: Bound) -> Self {
         let holds = self.measured.is_some_and(|measured| bound.holds(measured));
         Claim {
@@ -112,8 +112,8 @@ impl Claim {
         }
     }
 
-    /// The same claim, by its figure in each round that gave one. Nothing changes
-    /// where none did.
+    /// Returns the same claim, judged by its figure in each round that gave one. Without
+    /// any, nothing changes.
     pub(crate) fn with_rounds(self, values: &[f64]) -> Self {
         let Some(measured) = median(values) else {
             return self;
@@ -131,14 +131,14 @@ impl Claim {
         .decided(decided)
     }
 
-    /// The same claim of several points at once: `points` are the figures of each in the
-    /// rounds, `mean` those of all together.
+    /// Returns the same claim, judged over several points at once: `points` are the
+    /// figures of each in the rounds, `mean` those of all together.
     ///
-    /// It holds when every point's interval is on the good side of the bound, or that of
-    /// the mean and every point's median; it has failed when the mean's interval is on the
-    /// other side, or one point's at the confidence that so many points take
-    /// ([`interval_of_one_in`]). The figure and interval are those that decided, and those
-    /// of the worst point while nothing has.
+    /// It holds if every point's interval is on the good side of the bound, or if that of
+    /// the mean and every point's median are. It has failed if the mean's interval is on
+    /// the other side, or one point's at the confidence that this many points require
+    /// ([`interval_of_one_in`]). The figure and interval are the decisive ones, or those
+    /// of the worst point while none are.
     pub(crate) fn with_points(self, points: &[Vec<f64>], mean: &[f64]) -> Self {
         let Some(bound) = self.bound else {
             return self.with_rounds(mean);
@@ -177,7 +177,8 @@ impl Claim {
         }
     }
 
-    /// True while the bound lies in the interval, or there are too few rounds for one.
+    /// Returns true while the bound lies in the interval, or there are too few rounds for
+    /// an interval.
     pub fn is_undecided(&self) -> bool {
         self.verdict == Verdict::Undecided
     }
@@ -212,7 +213,7 @@ impl Claim {
         Claim::new(id, text, measured).judged(Bound::at_most(limit))
     }
 
-    /// What a reader sees of the interval: nothing where there is none.
+    /// Formats the interval; empty without one.
     pub(crate) fn interval(&self) -> String {
         let ends = self.low.zip(self.high);
         ends.map_or_else(String::new, |(low, high)| {

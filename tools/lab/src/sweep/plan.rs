@@ -1,4 +1,4 @@
-//! What a sweep is to measure, and for how long.
+//! The plan of a sweep: what to measure, and for how long.
 
 use std::time::Duration;
 
@@ -10,33 +10,33 @@ use crate::bench::{Setup, Watching, shorten};
 use crate::system::{Control, System};
 use crate::worker::{Beside, ClassSpec, TcpSpec};
 
-/// One curve to be measured.
+/// One curve to measure.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Curve {
     pub(crate) system: System,
     pub(crate) setting: Option<&'static str>,
-    /// The vertical axis where it is not the experiment's.
+    /// The vertical axis, if it is not the experiment's.
     pub(crate) y: Option<&'static str>,
     pub(crate) spin: Option<u32>,
-    /// Receive control, whose policy then names the series.
+    /// Receive control; its policy then names the series.
     pub(crate) control: Option<Control>,
     /// Traffic classes, queue by queue.
     pub(crate) classes: Vec<ClassSpec>,
-    /// How its loads are looked at.
+    /// How its loads are observed.
     pub(crate) watching: Watching,
     pub(crate) services: Vec<ServiceSpec>,
-    /// They are on circuits.
+    /// The services use circuits.
     pub(crate) circuits: bool,
-    /// Served over TCP, in place of the services.
+    /// The TCP service, instead of the services.
     pub(crate) tcp: Option<TcpSpec>,
-    /// Bytes that a thread beside the services computes over.
+    /// Bytes over which a thread beside the services computes.
     pub(crate) compute: Option<usize>,
-    /// Under Linux it receives by recvmmsg alone: where the figure of a point is not the
-    /// service's own, the better way of receiving would be chosen for another's sake.
+    /// Under Linux, receive only by recvmmsg. If the figure of a point is not the
+    /// service's own, the better way of receiving would be chosen for the wrong reason.
     pub(crate) batches: bool,
     /// Further processes on the services' processor.
     pub(crate) beside: Vec<Beside>,
-    /// The manager is killed and started again so often, ms.
+    /// Interval at which the manager is killed and restarted, ms.
     pub(crate) kill_manager_ms: Option<u32>,
     pub(crate) loads: Vec<LoadSpec>,
     /// Which of two results is the better.
@@ -44,7 +44,7 @@ pub(crate) struct Curve {
 }
 
 impl Curve {
-    /// `loads` against a service over TCP.
+    /// Returns `loads` against a service over TCP.
     pub(crate) fn over_tcp(system: System, tcp: TcpSpec, loads: Vec<LoadSpec>) -> Self {
         Curve {
             system,
@@ -54,8 +54,8 @@ impl Curve {
         }
     }
 
-    /// Measures packets for as long as a quick run has time for. Clients of a web server
-    /// keep theirs, as do loads of another length.
+    /// Shortens packet loads to the time of a quick run. Clients of a web server keep
+    /// theirs, as do loads of another length.
     pub(crate) fn shorten(&mut self) {
         for load in &mut self.loads {
             if load.http.is_none() {
@@ -67,7 +67,7 @@ impl Curve {
         }
     }
 
-    /// What is served, receiving in one of its ways.
+    /// Returns the setup, receiving in one of its ways.
     pub(crate) fn setup(&self, receive: Option<Receive>) -> Setup {
         Setup {
             system: self.system,
@@ -84,7 +84,7 @@ impl Curve {
         }
     }
 
-    /// The ways of receiving to try: datagrams have two under Linux.
+    /// Returns the ways of receiving to try: datagrams have two under Linux.
     pub(super) fn variants(&self) -> &'static [Option<Receive>] {
         match self.tcp {
             Some(_) => &[None],
@@ -93,8 +93,8 @@ impl Curve {
         }
     }
 
-    /// Its name in results: the policy's or the way of waiting's where that is
-    /// what is compared.
+    /// Returns its name in results: that of the policy or the way of waiting, if that is
+    /// compared.
     pub(crate) fn name(&self) -> &'static str {
         let waiting = self.tcp.as_ref();
         if let Some(name) = waiting.and_then(|tcp| tcp.name(self.system.is_linux())) {
@@ -122,21 +122,21 @@ impl Better {
     }
 }
 
-/// How long to go on.
+/// The length of a sweep.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Plan {
     /// Rounds that are made whatever their time. A round measures every point once.
     pub(crate) least: u32,
-    /// Rounds that are made, if they end in time, though every claim is decided.
+    /// Rounds that are made, if they end in time, even if every claim is decided.
     pub(crate) rounds: u32,
     /// No further round begins that would end later than this after the start.
     pub(crate) budget: Duration,
-    /// Of several ways to receive, those of the first round go on that were the better.
+    /// After the first round, only the better of several ways to receive continues.
     pub(crate) brief: bool,
 }
 
 impl Plan {
-    /// Exactly so many rounds.
+    /// Returns exactly this many rounds.
     pub(crate) fn exactly(rounds: u32) -> Self {
         Plan {
             least: rounds,
@@ -146,7 +146,7 @@ impl Plan {
         }
     }
 
-    /// For one of `parts` sweeps that share the time.
+    /// Returns the plan for one of `parts` sweeps that share the time.
     pub(crate) fn shared(self, parts: u32) -> Self {
         Plan {
             budget: self.budget / parts.max(1),
@@ -154,14 +154,15 @@ impl Plan {
         }
     }
 
-    /// True when time is left to make a round again and all that are wanted besides.
+    /// Returns true if time is left to repeat a round and make all others that are
+    /// wanted.
     pub(super) fn has_time_for_more(&self, done: u32, spent: Duration, longest: Duration) -> bool {
         let wanted = self.rounds.saturating_sub(done).max(1);
         self.least > 1 || self.budget.is_zero() || spent + longest * wanted <= self.budget
     }
 
-    /// True when another round is to be made after `done`, which would end after
-    /// `end`; whether all is `decided` is asked when that matters.
+    /// Returns true if another round is to follow `done`, and would end after `end`.
+    /// Calls `decided` only if the answer depends on it.
     pub(super) fn goes_on(&self, done: u32, end: Duration, decided: impl FnOnce() -> bool) -> bool {
         done < self.least || (end <= self.budget && (done < self.rounds || !decided()))
     }

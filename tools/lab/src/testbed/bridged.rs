@@ -23,9 +23,9 @@ pub const RIVAL: (Ipv4Addr, Ipv6Addr) = (
 pub const RIVAL_MAC_ADDRESS: MacAddress = MacAddress([0x02, 0x77, 0, 0, 0, 3]);
 /// In the middle: the other end of the client's interface.
 pub const MIDDLE_CLIENT: &str = "tw-ma";
-/// In the middle: the other end of the server's.
+/// In the middle: the other end of the server's interface.
 pub const MIDDLE_SERVER: &str = "tw-mb";
-/// In the middle: the other end of the second server's.
+/// In the middle: the other end of the second server's interface.
 pub const MIDDLE_RIVAL: &str = "tw-mr";
 
 /// The further namespaces of such a test bed.
@@ -41,10 +41,10 @@ impl Bridged {
     }
 }
 
-/// What an expert sets for one flow over a long path: buffers that may grow
-/// beyond any product of bandwidth and delay here. And no memory of earlier
-/// connections, which would give the second of two runs what the first had to
-/// learn. The congestion control is the sockets' own choice.
+/// An expert's settings for one flow over a long path: buffers that may grow beyond any
+/// bandwidth-delay product here. And no memory of earlier connections, which would give
+/// the second of two runs what the first had to learn. The sockets choose the congestion
+/// control themselves.
 const SYSCTLS: [(&str, &str); 4] = [
     ("tcp_rmem", "4096 131072 33554432"),
     ("tcp_wmem", "4096 87040 33554432"),
@@ -53,19 +53,19 @@ const SYSCTLS: [(&str, &str); 4] = [
 ];
 
 impl Testbed {
-    /// The namespace in the middle.
+    /// Returns the namespace in the middle.
     ///
     /// # Errors
-    /// When the test bed was built without.
+    /// An error if the test bed was built without it.
     pub fn middle(&self) -> anyhow::Result<&str> {
         let bridged = self.bridged.as_ref();
         Ok(&bridged.context("this test bed has no bridge")?.middle)
     }
 
-    /// The second server's namespace.
+    /// Returns the second server's namespace.
     ///
     /// # Errors
-    /// When the test bed was built without.
+    /// An error if the test bed was built without it.
     pub fn rival(&self) -> anyhow::Result<&str> {
         let bridged = self.bridged.as_ref();
         Ok(&bridged.context("this test bed has no second server")?.rival)
@@ -109,8 +109,8 @@ impl Testbed {
                 "{ip} -n {inside} link set {other} addrgenmode none"
             ))?;
             run_line(&format!("{ip} -n {inside} link set {other} up"))?;
-            // What crosses the bridge is what would cross a wire: segments of
-            // the MTU with their checksums.
+            // Frames across the bridge are those of a wire: segments of the MTU with
+            // their checksums.
             for (namespace, interface) in [(namespace, interface), (&bridged.middle, other)] {
                 let off = "tx off tso off gso off gro off";
                 let script = format!("ethtool -K {interface} {off}");

@@ -6,8 +6,8 @@
 //!   10.77.0.1 fd77::1  tw-a ═══════ veth, n queues ═══════ tw-b  10.77.0.2 fd77::2
 //! ```
 //!
-//! With [`Config::bridge`] there is a third namespace in the middle, where a
-//! [bridge](crate::bridge) is to run, and a second server:
+//! With [`Config::bridge`] there is a third namespace in the middle, for a
+//! [bridge](crate::bridge), and a second server:
 //!
 //! ```text
 //!   tw-PID-a (client)          tw-PID-m (bridge)         tw-PID-b (server)
@@ -16,10 +16,9 @@
 //!                                                        tw-PID-r (rival)
 //! ```
 //!
-//! Nothing outside the namespaces is touched. They go when the test bed is
-//! dropped; when the process dies, however it dies, a restorer removes
-//! them; and those that even a restorer could not remove are swept up by the
-//! next test bed.
+//! Nothing outside the namespaces is touched. They are removed when the test bed is
+//! dropped. If the process dies, however it dies, a restorer removes them. The next test
+//! bed sweeps up those that even a restorer could not remove.
 
 mod bridged;
 mod mode;
@@ -55,7 +54,7 @@ pub(crate) use realtime::RealTime;
 pub const CLIENT_INTERFACE: &str = "tw-a";
 /// Interface of the server.
 pub const SERVER_INTERFACE: &str = "tw-b";
-/// Interface of the client whose frames reach nobody: see [`Config::sink`].
+/// Interface of the client whose frames are never received: see [`Config::sink`].
 pub const SINK_INTERFACE: &str = "tw-c";
 /// Its other end.
 const SINK_PEER: &str = "tw-d";
@@ -71,43 +70,44 @@ pub const SERVER: (Ipv4Addr, Ipv6Addr) = (
     Ipv4Addr::new(10, 77, 0, 2),
     Ipv6Addr::new(0xfd77, 0, 0, 0, 0, 0, 0, 2),
 );
-/// Addresses that the server sends to the client and nobody has: the sources of
-/// a flood. Network and length of prefix.
+/// Unowned addresses whose packets the server routes to the client: the sources of a
+/// flood. Network and length of prefix.
 pub const NOWHERE: (Ipv4Addr, u8) = (Ipv4Addr::new(10, 78, 0, 0), 16);
-/// Number of further IPv4 addresses of the client. Linux looks for a free port
-/// among those of an address: a third of a generator's time at 50,000
-/// connections/s from 8 addresses.
+/// Number of further IPv4 addresses of the client. Linux searches for a free port among
+/// those of an address: with 8 addresses, that takes a third of a generator's time at
+/// 50,000 connections/s.
 const MORE_CLIENTS: u8 = 32;
 /// Ethernet address of the client.
 pub const CLIENT_MAC_ADDRESS: MacAddress = MacAddress([0x02, 0x77, 0, 0, 0, 1]);
 /// Ethernet address of the server.
 pub const SERVER_MAC_ADDRESS: MacAddress = MacAddress([0x02, 0x77, 0, 0, 0, 2]);
-/// What the kernel knows of named namespaces.
+/// The kernel's directory of named namespaces.
 const NAMESPACES: &str = "/run/netns";
 
-/// What a test bed is to be.
+/// The configuration of a test bed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Config {
     /// Queues of the veth pair in each direction, 1 to 8.
     pub queues: u32,
-    /// Transmit queue of the client's kernel sockets, which on a veth is the
-    /// server's receive queue; `None`: the last.
+    /// Transmit queue of the client's kernel sockets, which on a veth is the server's
+    /// receive queue; `None`: the last.
     pub client_queue: Option<u32>,
     /// The veth pair has a second queue for a system whose device steers
-    /// (`Testbed::set_steering`), and one queue for all others. With one queue.
+    /// (`Testbed::set_steering`), and one queue for all others. Requires one queue.
     pub steerable: bool,
-    /// A second veth pair in the client's namespace, [`SINK_INTERFACE`], whose
-    /// ring nobody empties: what is sent there costs the sender what a full ring
-    /// costs it, and the server nothing.
+    /// A second veth pair in the client's namespace, [`SINK_INTERFACE`], whose ring is
+    /// never emptied. A frame sent there costs the sender as much as a full ring does,
+    /// and the server nothing.
     pub sink: bool,
-    /// A bridge without ports in the client's namespace, [`VOID_INTERFACE`]: what is sent there
-    /// costs the sender what it costs to send, and nobody anything else. A full ring costs
-    /// twice that, as the kernel gives each frame that finds no room a system call of its own.
+    /// A bridge without ports in the client's namespace, [`VOID_INTERFACE`]. A frame sent
+    /// there costs the sender as much as sending does, and nothing else. A full ring
+    /// costs twice that, as the kernel spends a system call of its own on each frame that
+    /// finds no room.
     pub void: bool,
-    /// The client's interface drops what comes for [`NOWHERE`]. Nobody would
-    /// send an attacker the answers to addresses that are not his.
+    /// The client's interface drops packets for [`NOWHERE`]. A real attacker never
+    /// receives the answers to spoofed addresses.
     pub xdp_sink: bool,
-    /// A namespace in the middle, where a bridge is to run, and a second server.
+    /// A namespace in the middle for a bridge, and a second server.
     pub bridge: bool,
     /// Processor of the client and the sender.
     pub client_cpu: usize,
@@ -131,7 +131,7 @@ impl Default for Config {
     }
 }
 
-/// A standing test bed; dropping it takes it down.
+/// A running test bed; dropping it removes it.
 pub struct Testbed {
     config: Config,
     client: String,
@@ -149,12 +149,12 @@ pub struct Testbed {
 static NUMBER: AtomicU32 = AtomicU32::new(0);
 
 impl Testbed {
-    /// Builds a test bed. Call it early: the restorer it starts keeps an image
-    /// of the process as it is now.
+    /// Builds a test bed. Call it early: the restorer it starts keeps an image of the
+    /// process as it is now.
     ///
     /// # Errors
-    /// A missing program or privilege, in words; what a set-up step printed.
-    /// What was built by then is taken down.
+    /// A missing program or privilege, in words; the output of a failed step. Removes
+    /// everything built so far.
     pub fn new(config: Config) -> anyhow::Result<Self> {
         let ip = absolute("ip")?;
         let restorer = Restorer::start().context("cannot start the restorer")?;
@@ -205,13 +205,13 @@ impl Testbed {
         let to_server = [(SERVER, SERVER_MAC_ADDRESS)];
         set_up(ip, &self.client, CLIENT_INTERFACE, CLIENT, &to_server)?;
         set_up(ip, &self.server, SERVER_INTERFACE, SERVER, &to_client)?;
-        // A sender on the same host would leave checksums unfinished, which no
-        // frame from a wire is.
+        // A sender on the same host would leave checksums unfinished, unlike any frame
+        // from a wire.
         self.in_client(&["ethtool", "-K", CLIENT_INTERFACE, "tx", "off"])?;
-        // What the server sends is received on the client's processor and time:
-        // the spinning client polls its device itself. Steering by RPS instead
-        // costs both sides an inter-processor interrupt a reply, which in a
-        // virtual machine is longer than everything measured here.
+        // The server's packets are received on the client's processor and time: the
+        // spinning client polls its device itself. Steering by RPS instead costs both
+        // sides an inter-processor interrupt per reply, which in a virtual machine takes
+        // longer than everything measured here.
         self.in_client(&["ethtool", "-K", CLIENT_INTERFACE, "gro", "on"])?;
         self.in_client_shell(&format!(
             "echo 1000 > /sys/class/net/{CLIENT_INTERFACE}/napi_defer_hard_irqs; \
@@ -245,8 +245,8 @@ impl Testbed {
         Ok(())
     }
 
-    /// More addresses for the client, each with ports of its own, and the way
-    /// back to those that nobody has.
+    /// Adds addresses for the client, each with its own ports, and the route back to the
+    /// unowned ones.
     fn add_clients(&self) -> anyhow::Result<()> {
         let mut own = String::new();
         let mut known = format!(
@@ -264,8 +264,8 @@ impl Testbed {
         self.in_server_shell(&known)
     }
 
-    /// A device that was polled once waits for its timer, which is hours away:
-    /// its ring fills up and stays full.
+    /// Builds the sink: a device that was polled once waits for its timer, which is hours
+    /// away, so its ring fills up and stays full.
     fn build_sink(&self, ip: &str) -> anyhow::Result<()> {
         const HOURS: u64 = 6 * 3600 * 1_000_000_000;
         let (client, queues) = (&self.client, self.queues());
@@ -285,13 +285,13 @@ impl Testbed {
         ))
     }
 
-    /// How many queues a veth is to have, for `ip link add`.
+    /// Returns the number of queues of a veth, for `ip link add`.
     fn queues(&self) -> String {
         let queues = self.config.queues + u32::from(self.config.steerable);
         format!("numtxqueues {queues} numrxqueues {queues}")
     }
 
-    /// Transmit queue of the client's kernel sockets.
+    /// Returns the transmit queue of the client's kernel sockets.
     fn client_queue(&self) -> u32 {
         let last = self.config.queues.saturating_sub(1);
         self.config
@@ -299,8 +299,7 @@ impl Testbed {
             .map_or(last, |queue| queue.min(last))
     }
 
-    /// What the client's sockets send from a processor leaves on `queue` of
-    /// several (XPS).
+    /// Sends the client's packets from a processor on `queue` of several (XPS).
     fn send_on(&self, cpu: usize, queue: u32) -> anyhow::Result<()> {
         self.in_client_shell(&format!(
             "echo {} > /sys/class/net/{CLIENT_INTERFACE}/queues/tx-{queue}/xps_cpus",
@@ -308,22 +307,22 @@ impl Testbed {
         ))
     }
 
-    /// The configuration it was built with.
+    /// Returns the configuration with which it was built.
     pub fn config(&self) -> Config {
         self.config
     }
 
-    /// The client's namespace.
+    /// Returns the client's namespace.
     pub fn client(&self) -> &str {
         &self.client
     }
 
-    /// The server's namespace.
+    /// Returns the server's namespace.
     pub fn server(&self) -> &str {
         &self.server
     }
 
-    /// What puts things back if this process cannot.
+    /// Returns the restorer, which restores settings if this process cannot.
     pub fn restorer(&self) -> &Restorer {
         &self.restorer
     }
@@ -346,18 +345,18 @@ impl Testbed {
         self.in_server(&["sh", "-ec", script]).map(drop)
     }
 
-    /// `ip netns exec` mounts the namespace's own /sys, where its interfaces'
-    /// knobs are.
+    /// Runs a command in a namespace. `ip netns exec` mounts the namespace's own /sys,
+    /// which has its interfaces' settings.
     fn inside(&self, namespace: &str, command: &[&str]) -> anyhow::Result<String> {
         let mut all = vec!["netns", "exec", namespace];
         all.extend(command);
         run("ip", &all)
     }
 
-    /// Fills in what only the test bed knows of the environment.
+    /// Fills in the fields of the environment that only the test bed knows.
     ///
     /// # Errors
-    /// What `ip` or `ethtool` report.
+    /// The error of `ip` or `ethtool`.
     pub fn describe(&self, environment: &mut Environment) -> anyhow::Result<()> {
         #[derive(Deserialize)]
         struct Link {
@@ -388,8 +387,7 @@ impl Testbed {
     }
 }
 
-/// Brings an interface up with its addresses and everything it needs to know of
-/// its peers.
+/// Brings an interface up with its addresses and its neighbours' entries.
 fn set_up(
     ip: &str,
     namespace: &str,
@@ -399,8 +397,8 @@ fn set_up(
 ) -> anyhow::Result<()> {
     let ip = |arguments: String| run_line(&format!("{ip} -n {namespace} {arguments}"));
     ip("link set lo up".to_owned())?;
-    // No router solicitations and no duplicate address detection: the
-    // link carries what the experiment sends and nothing else.
+    // No router solicitations and no duplicate address detection: the link carries only
+    // what the experiment sends.
     ip(format!("link set {interface} addrgenmode none"))?;
     ip(format!("address add {}/24 dev {interface}", own.0))?;
     ip(format!("address add {}/64 dev {interface} nodad", own.1))?;
@@ -415,7 +413,7 @@ fn set_up(
     Ok(())
 }
 
-/// The offloads that change what an experiment measures.
+/// Returns the offloads that affect an experiment's results.
 fn offloads(side: &str, text: &str) -> BTreeMap<String, String> {
     const NAMES: [&str; 6] = [
         "rx-checksumming",
@@ -436,14 +434,14 @@ fn offloads(side: &str, text: &str) -> BTreeMap<String, String> {
         .collect()
 }
 
-/// Further addresses of the client.
+/// Returns the further addresses of the client.
 pub fn more_clients() -> Vec<IpAddr> {
     (0..MORE_CLIENTS)
         .map(|number| IpAddr::from([10, 77, 0, 11 + number]))
         .collect()
 }
 
-/// A set of one processor as sysfs writes it: words of 32 bits, commas between.
+/// Formats a set of one processor as in sysfs: words of 32 bits, commas between.
 pub(crate) fn cpu_mask(cpu: usize) -> String {
     let mut mask = format!("{:x}", 1u64 << (cpu % 32));
     for _ in 0..cpu / 32 {
@@ -452,8 +450,8 @@ pub(crate) fn cpu_mask(cpu: usize) -> String {
     mask
 }
 
-/// Removes what test beds left whose process is gone: their namespaces, and
-/// their workers' files of counters.
+/// Removes the leftovers of test beds whose process is gone: their namespaces, and their
+/// workers' files of counters.
 fn sweep() {
     let stale = |name: &String| {
         let owner = name
@@ -462,7 +460,7 @@ fn sweep() {
         let owner = owner.and_then(|owner| owner.parse::<u32>().ok());
         owner.is_some_and(|owner| !Path::new(&format!("/proc/{owner}")).exists())
     };
-    // Another lab may be sweeping too, so what fails is done already.
+    // Another lab may be sweeping too, so a failure means that it is done already.
     for name in names().iter().filter(|name| stale(name)) {
         let _ = run("ip", &["netns", "del", name]);
     }
@@ -473,12 +471,12 @@ fn sweep() {
     }
 }
 
-/// The named namespaces that begin as a test bed's do.
+/// Returns the named namespaces with a test bed's prefix.
 pub fn names() -> Vec<String> {
     entries(Path::new(NAMESPACES))
 }
 
-/// Names in a directory that begin as a test bed's do.
+/// Returns the names in a directory with a test bed's prefix.
 fn entries(directory: &Path) -> Vec<String> {
     let Ok(entries) = fs::read_dir(directory) else {
         return Vec::new();

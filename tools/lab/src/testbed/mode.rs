@@ -1,4 +1,4 @@
-//! Where receiving runs: the ways in which the server's interface is set up.
+//! The ways in which the server's interface is set up: they decide where receiving runs.
 
 use std::fs;
 use std::thread;
@@ -8,23 +8,25 @@ use anyhow::bail;
 
 use super::{CLIENT_INTERFACE, SERVER, SERVER_INTERFACE, Testbed, cpu_mask};
 
-/// Interrupts of the timer mode are this far apart, ns.
+/// Interval of the timer mode's interrupts, ns.
 const TIMER_PERIOD: u64 = 20_000;
-/// The same while interrupts may be suspended: how long an event loop that sleeps waits, ns.
+/// The same while interrupts may be suspended: how long an event loop that sleeps waits,
+/// ns.
 const SUSPEND_FLUSH: u64 = 200_000;
-/// How long a busy event loop may keep interrupts suspended: many times one turn of it.
+/// How long a busy event loop may keep interrupts suspended: many times the length of a
+/// turn.
 pub(crate) const SUSPEND: Duration = Duration::from_millis(20);
-/// `gro_flush_timeout` of busy polling: how long the device waits for the
-/// application's poll. Which is better depends on the work, so each experiment
-/// takes the one with which Linux does best in it.
+/// `gro_flush_timeout` of busy polling: how long the device waits for the application's
+/// poll. The better value depends on the work, so each experiment uses the one with which
+/// Linux does best in it.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum BusyTimeout {
-    /// 1 ms. A socket that falls behind is helped by softirq sooner: more is
-    /// delivered under overload.
+    /// 1 ms. Softirq helps a socket that falls behind sooner: more is delivered under
+    /// overload.
     #[default]
     Millisecond,
-    /// 5 ms, longer than a scheduler tick, so that a poll never has to program
-    /// the clock: the quickest answers.
+    /// 5 ms, longer than a scheduler tick, so that a poll never has to program the clock:
+    /// the fastest answers.
     FiveMilliseconds,
 }
 
@@ -37,40 +39,40 @@ impl BusyTimeout {
     }
 }
 
-/// `napi_defer_hard_irqs` that no idle period uses up: the device's poll then
-/// stays on the processor where it was bound. With the customary 100 it comes
-/// go after a tenth of a second without traffic, and the next packet has it
-/// run on the *sender's* processor, which gives Linux a second one.
+/// A value of `napi_defer_hard_irqs` that no idle period uses up: the device's poll then
+/// stays on the processor to which it was bound. The customary 100 is used up after a
+/// tenth of a second without traffic. The next packet then makes the poll run on the
+/// *sender's* processor, which gives Linux a second one.
 pub(super) const FOR_EVER: u32 = 100_000_000;
-/// Port that nobody listens on, for packets that only have to arrive.
+/// A port without a listener, for packets that only have to arrive.
 const DISCARD_PORT: u16 = 9;
 
-/// How the server receives. Without one of these the driver's receive work
-/// runs on the *sender's* processor, and nothing can be overloaded.
+/// How the server receives. Without one of these, the driver's receive work runs on the
+/// *sender's* processor, and nothing can be overloaded.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Mode {
-    /// A packet becomes work in the softirq of the server's processor by
-    /// inter-processor interrupt: receive packet steering, no XDP, no GRO. The
-    /// closest to an interrupt for each packet.
+    /// Receive packet steering, no XDP, no GRO: a packet becomes work in the softirq of
+    /// the server's processor by an inter-processor interrupt. The closest to an
+    /// interrupt for each packet.
     Rps,
-    /// The driver's NAPI runs in the softirq of the server's processor, driven
-    /// by a timer of 20 µs: what a coalescing device does.
+    /// A timer of 20 µs drives the driver's NAPI in the softirq of the server's
+    /// processor, as a coalescing device does.
     Timer,
-    /// The application's sockets poll the driver (SO_PREFER_BUSY_POLL); the
-    /// device interrupts only when they have not for a [`BusyTimeout`].
+    /// The application's sockets poll the driver (SO_PREFER_BUSY_POLL); the device
+    /// interrupts only if they have not polled for a [`BusyTimeout`].
     Busy,
-    /// As [`Mode::Busy`], by the application's epoll instance: interrupts are suspended for as
-    /// long as its waits find something (Linux 6.13).
+    /// As [`Mode::Busy`], but the application's epoll instance polls: interrupts are
+    /// suspended for as long as its waits find something (Linux 6.13).
     Suspend,
-    /// The kernel's default: the driver's NAPI on the sender's processor. Fair
-    /// only for what is idle.
+    /// The kernel's default: the driver's NAPI on the sender's processor. Fair only for
+    /// idle systems.
     Plain,
-    /// For a Tidewall stack, which sets its own knobs.
+    /// For a Tidewall stack, which sets its own parameters.
     Tidewall,
 }
 
 impl Mode {
-    /// What is set, in words.
+    /// Describes the settings.
     pub fn describe(self) -> &'static str {
         match self {
             Mode::Rps => "receive packet steering to the receiver's CPU, GRO off, no XDP",
@@ -108,13 +110,13 @@ impl Mode {
 }
 
 impl Testbed {
-    /// The present mode.
+    /// Returns the present mode.
     pub fn mode(&self) -> Option<Mode> {
         self.mode
     }
 
-    /// Sets how long the device waits for a busy-polling socket from the next
-    /// change of mode on.
+    /// Sets how long the device waits for a busy-polling socket, from the next change of
+    /// mode on.
     pub fn set_busy_timeout(&mut self, timeout: BusyTimeout) {
         if self.busy_timeout != timeout {
             self.busy_timeout = timeout;
@@ -122,8 +124,8 @@ impl Testbed {
         }
     }
 
-    /// Somebody else has changed knobs of the present mode: the next one is set
-    /// in full.
+    /// Forgets the present mode, since another process has changed its settings: the next
+    /// one is set in full.
     pub(crate) fn forget_mode(&mut self) {
         self.mode = None;
     }
@@ -132,7 +134,7 @@ impl Testbed {
     /// it.
     ///
     /// # Errors
-    /// What a set-up step printed.
+    /// The output of a failed step.
     pub fn set_mode(&mut self, mode: Mode) -> anyhow::Result<()> {
         if self.mode == Some(mode) {
             return Ok(());
@@ -145,7 +147,7 @@ impl Testbed {
             Mode::Rps => cpu_mask(self.config.server_cpu),
             _ => "0".to_owned(),
         };
-        // First to zero, which ends a timer that is running; GRO switches NAPI.
+        // First to zero, which ends a running timer; GRO switches NAPI.
         self.in_server_shell(&format!(
             "echo 0 > {class}/napi_defer_hard_irqs; echo 0 > {class}/gro_flush_timeout; \
              ethtool -K {SERVER_INTERFACE} gro {gro}; \
@@ -159,15 +161,15 @@ impl Testbed {
         Ok(())
     }
 
-    /// Sends a packet from the server's processor, which binds the device's
-    /// poll and its timer to it, and makes sure that it did.
+    /// Sends a packet from the server's processor, which binds the device's poll and its
+    /// timer to it, and verifies the binding.
     fn bind_timer(&self, period: u64) -> anyhow::Result<()> {
         let queues = self.config.queues;
         if queues < 2 {
             return self.bind_queue(period, 1);
         }
-        // One after the other: what is sent from that processor is steered to
-        // each queue in turn. The client's own entry stays.
+        // One after the other: packets sent from that processor are steered to each queue
+        // in turn. The client's own entry stays.
         for queue in 0..queues {
             if queue != self.client_queue() {
                 self.send_on(self.config.server_cpu, queue)?;
@@ -188,16 +190,16 @@ impl Testbed {
         ))
     }
 
-    /// Of `bound` queues, that being sent to included.
+    /// Binds one queue; `bound` queues are bound then, this one included.
     fn bind_queue(&self, period: u64, bound: u64) -> anyhow::Result<()> {
         const LOOK: Duration = Duration::from_millis(30);
-        // A third of what the period gives: an idle poll may be delayed.
-        // Timers as close as those of the timer mode share softirqs.
+        // A third of the number that follows from the period: an idle poll may be
+        // delayed. Timers as close as those of the timer mode share softirqs.
         let bound = if period > TIMER_PERIOD { bound } else { 1 };
         let enough = LOOK.as_nanos() as u64 / period * bound / 3;
         let cpu = self.config.server_cpu;
         let pin = cpu.to_string();
-        // What a socket sends from that processor takes that processor's queue.
+        // A socket's packets from that processor use that processor's queue.
         let script = format!("printf tidewall > /dev/udp/{}/{DISCARD_PORT}", SERVER.0);
         let mut polls = 0;
         for _ in 0..5 {
@@ -216,7 +218,7 @@ impl Testbed {
     }
 }
 
-/// Receive softirqs of a processor so far.
+/// Returns the receive softirqs of a processor so far.
 fn receive_softirqs(cpu: usize) -> u64 {
     let text = fs::read_to_string("/proc/softirqs").unwrap_or_default();
     softirqs(&text, "NET_RX", cpu)

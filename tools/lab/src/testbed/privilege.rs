@@ -1,4 +1,4 @@
-//! What an experiment needs of the machine before it can begin.
+//! The requirements of an experiment on the machine.
 
 use std::fmt;
 
@@ -7,7 +7,7 @@ use crate::command::{absolute, package};
 /// The machine or the user lacks what an experiment needs.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Missing {
-    /// Each thing that is missing, with what to do about it.
+    /// Each missing thing, with its remedy.
     pub what: Vec<String>,
 }
 

@@ -1,6 +1,6 @@
-//! Room for real-time threads: the host architectures' interrupt and softirq
-//! threads must be able to starve the application, as interrupts do, so the
-//! kernel's two safeguards are off while such a run is measured.
+//! Room for real-time threads. The host architectures' interrupt and softirq threads must
+//! be able to starve the application, as interrupts do. So the kernel's two safeguards
+//! are off while such a run is measured.
 
 use std::path::Path;
 use std::time::{Duration, Instant};
@@ -9,13 +9,13 @@ use tidewall_manager::restore::{Knob, Restorer};
 
 use crate::command::run;
 
-/// Longest the safeguards may be off.
+/// Longest time that the safeguards may be off.
 pub(crate) const OFF_MAX: Duration = Duration::from_secs(2);
 
 const THROTTLE: &str = "/proc/sys/kernel/sched_rt_runtime_us";
 const DEBUG: &str = "/sys/kernel/debug";
 
-/// The safeguards are off until this is dropped.
+/// Keeps the safeguards off until dropped.
 pub(crate) struct RealTime {
     _knobs: Vec<Knob>,
     since: Instant,
@@ -25,11 +25,12 @@ impl RealTime {
     /// Longest load, warm-up included, for which they may be off.
     pub(crate) const LOAD_MAX: Duration = Duration::from_millis(1600);
 
-    /// Turns real-time throttling and the fair server of `cpu` off. What cannot
-    /// be turned off is noted in `shortcomings`.
+    /// Turns real-time throttling and the fair server of `cpu` off. Notes in
+    /// `shortcomings` if that fails.
     pub(crate) fn take(restorer: &Restorer, cpu: usize, shortcomings: &mut Vec<String>) -> Self {
         if !Path::new(&format!("{DEBUG}/sched")).exists() {
-            // Where it belongs; it may stay, as every distribution has it there.
+            // The usual mount point; the mount may stay, as every distribution has it
+            // there.
             let _ = run("mount", &["-t", "debugfs", "none", DEBUG]);
         }
         let fair = format!("{DEBUG}/sched/fair_server/cpu{cpu}/runtime");
@@ -64,7 +65,7 @@ impl RealTime {
         }
     }
 
-    /// True once they have been off for as long as they may be.
+    /// Returns true once they have been off for as long as they may be.
     pub(crate) fn is_over(&self) -> bool {
         self.since.elapsed() > OFF_MAX
     }

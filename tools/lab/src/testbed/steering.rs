@@ -1,5 +1,5 @@
-//! A test bed whose device steers: the client's end of the veth picks the server's
-//! receive queue in a card's place (`bpf/adaptor.bpf.c`).
+//! A test bed whose device steers: the client's end of the veth selects the server's
+//! receive queue, as a card would (`bpf/adaptor.bpf.c`).
 
 use std::fs;
 
@@ -10,8 +10,8 @@ use super::{CLIENT_INTERFACE, SERVER_INTERFACE, Testbed};
 use crate::worker::scratch;
 
 impl Testbed {
-    /// Gives the device a second queue and has the client's end steer, or takes both
-    /// away. Nothing is to use the device. A test bed that is not steerable stays as it is.
+    /// Adds a second queue to the device and makes the client's end steer, or undoes
+    /// both. The device must be unused. A test bed that is not steerable stays as it is.
     ///
     /// # Errors
     /// The errors of `ethtool` or `tc`; a test bed that is to steer and cannot.

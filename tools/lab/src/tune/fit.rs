@@ -1,9 +1,8 @@
 //! A straight line through measured costs.
 
-/// Intercept and slope, neither below zero, of y = a + b·x with the least
-/// squares of *relative* errors: what a round of two frames costs must count as
-/// much as one of five hundred. `None` for fewer than two different x, or a y
-/// that is not above zero.
+/// Returns intercept and slope, neither below zero, of y = a + b·x with the least squares
+/// of *relative* errors: the cost of a round of two frames must count as much as that of
+/// five hundred. `None` for fewer than two different x, or a y that is not above zero.
 pub(super) fn line(points: &[(f64, f64)]) -> Option<(f64, f64)> {
     if points.len() < 2
         || points
@@ -24,7 +23,7 @@ pub(super) fn line(points: &[(f64, f64)]) -> Option<(f64, f64)> {
     let slope = sum(&|a, b| (a - x) * (b - y)) / spread;
     let intercept = y - slope * x;
     if slope < 0.0 {
-        // No cost of a frame can be seen beside that of a round.
+        // The cost of a frame is negligible beside that of a round.
         return Some((y, 0.0));
     }
     if intercept < 0.0 {

@@ -1,7 +1,7 @@
 use super::*;
 use crate::testbed::RealTime;
 
-/// A sample as the costs would give it.
+/// Returns a sample that the costs would give.
 fn sample(budget: u32, machine: &Machine, for_interrupts: bool) -> Sample {
     let [protocol, application, to_application, to_poller, interrupt] = [
         machine.protocol,

@@ -1,12 +1,12 @@
-//! `bare`, the limit of the bed: what this machine and this link allow a receiver that is
-//! nothing but a receiver. The driver's poll, the driver program's limit, count or reply in
-//! place, poll: over the device crate alone, with the device's owner to load the program.
+//! `bare`, the limit of the bed: the performance that this machine and this link allow a
+//! pure receiver. The driver's poll, the driver program's limit, count or reply in place,
+//! poll: over the device crate only, with the device's owner to load the program.
 //!
-//! One thread that never sleeps. All that a poll has brought is dealt with before the next
-//! one, so nothing is outstanding then and what the program has admitted is given back at
-//! once: its limit bounds what one poll may bring of a port. The reply to a datagram is the
-//! frame it came in, its two ends exchanged; both checksums stay right, since their sums do
-//! not depend on the order of what is added (RFC 1071 §2).
+//! One thread that never sleeps. It handles everything that a poll has brought before the
+//! next one. So nothing is outstanding then, and the credit that the program has admitted
+//! is returned at once: its limit bounds the frames of a port per poll. The reply to a
+//! datagram is the received frame with its two ends exchanged. Both checksums stay valid,
+//! since a sum does not depend on the order of its terms (RFC 1071 §2).
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -28,27 +28,27 @@ use super::ServiceJob;
 use super::service::{Account, drops_of_snapshot};
 use crate::testbed::{SERVER, SERVER_INTERFACE, SERVER_MAC_ADDRESS};
 
-/// Frames that the program admits to a port between two polls: two whole ones, since an
-/// interrupt may bring one of its own.
+/// Frames that the program admits to a port between two polls: those of two full polls,
+/// since an interrupt may bring one of its own.
 pub(super) const LIMIT: u32 = 2 * POLL_MAX;
-/// Frames that a queue receives into and sends from: the fewer, the more of them are in the
-/// processor's caches. Room for what two polls bring, and as many that are being sent.
+/// Frames with which a queue receives and sends: the fewer, the more of them are in the
+/// processor's caches. Room for those of two polls, and as many that are being sent.
 const FRAMES: usize = 4 * POLL_MAX as usize;
-/// The test bed's, bytes.
+/// MTU of the test bed, bytes.
 const MTU: u32 = 1500;
 /// Bytes of a UDP header.
 const HEADER: u16 = 8;
 
-/// What the worker's other thread reports to the lab.
+/// The counts that the worker's other thread reports to the lab.
 pub(super) struct Seen {
     tables: Tables,
     polls: AtomicU64,
-    /// Of each queue, frames that the program admitted and the receive ring lost.
+    /// For each queue, frames that the program admitted and the receive ring lost.
     lost: Vec<AtomicU64>,
 }
 
 impl Seen {
-    /// What became of packets so far.
+    /// Returns the account of packets so far.
     pub(super) fn account(&self) -> Account {
         let trusted = &self.tables.trusted;
         let queues = self.lost.iter().zip(0..).map(|(lost, queue)| {
@@ -71,7 +71,7 @@ impl Seen {
     }
 }
 
-/// The device, and what is served on it.
+/// The device, and its services.
 pub(super) struct Bare<'a> {
     // Keeps the program attached.
     _device: AfXdp,
@@ -79,7 +79,7 @@ pub(super) struct Bare<'a> {
     seen: Arc<Seen>,
 }
 
-/// A queue and what is served on it.
+/// A queue and its services.
 struct ServedQueue<'a> {
     number: u32,
     queue: Queue,
@@ -91,13 +91,13 @@ struct ServedQueue<'a> {
 struct Served<'a> {
     spec: &'a ServiceSpec,
     channel: ChannelId,
-    /// Frames that the program has admitted, and those that have come, modulo 2^32.
+    /// Frames that the program has admitted, and those that have arrived, modulo 2^32.
     admitted: u32,
     came: u32,
     turn: TurnCounts,
 }
 
-/// What one turn of a service came to.
+/// The counts of one turn of a service.
 #[derive(Default)]
 struct TurnCounts {
     datagrams: u64,
@@ -171,7 +171,7 @@ impl<'a> Bare<'a> {
         })
     }
 
-    /// For the thread that answers the lab.
+    /// Returns the counts, for the thread that answers the lab.
     pub(super) fn seen(&self) -> Arc<Seen> {
         self.seen.clone()
     }
@@ -192,17 +192,17 @@ impl<'a> Bare<'a> {
     }
 }
 
-/// Fills a queue and polls its driver. `datagram` is room for what comes by way of the kernel,
-/// which is lost.
+/// Fills a queue and polls its driver. `datagram` is scratch space for frames that the
+/// kernel delivers, which are lost.
 pub(super) fn poll(queue: &mut Queue, datagram: &mut Vec<u8>) -> std::io::Result<()> {
     let receive = &mut queue.receive;
     receive.fill(&mut queue.frames);
     let ids = receive.napi().ids;
     if ids.contains(&0) {
-        // Its poll is looked for: a request that came by way of the kernel has no answer.
+        // Finds the device's poll: a request that the kernel delivered gets no answer.
         while receive.take_kernel_delivered(datagram).is_some() {}
     }
-    // The first is that of polls that leave the device masked.
+    // The first id is that of polls that leave the device masked.
     if ids[0] != 0 {
         receive.set_moderation(InterruptModeration::BusyPoll);
     }
@@ -210,9 +210,9 @@ pub(super) fn poll(queue: &mut Queue, datagram: &mut Vec<u8>) -> std::io::Result
 }
 
 impl ServedQueue<'_> {
-    /// Deals with everything that a poll has brought.
+    /// Handles everything that a poll has brought.
     fn take(&mut self, tables: &ApplicationTables, counters: &Counters, lost: &AtomicU64) {
-        // Read before the ring: what was admitted up to here is in it, or lost.
+        // Read before the ring: every frame admitted up to here is in it, or lost.
         for served in &mut self.services {
             served.admitted = tables.head(self.number, served.channel.index());
         }
@@ -228,7 +228,8 @@ impl ServedQueue<'_> {
         let mut missing = 0;
         for (number, served) in self.services.iter_mut().enumerate() {
             let turn = std::mem::take(&mut served.turn);
-            // Before the replies leave, so that a client with a reply finds it here.
+            // Before the replies leave, so that a client with a reply finds the count
+            // updated.
             if turn.datagrams > 0 {
                 counters.batch(number, turn.datagrams, turn.payload_bytes, turn.replies);
             }
@@ -245,8 +246,7 @@ impl ServedQueue<'_> {
 }
 
 impl Served<'_> {
-    /// Counts a frame and does what the service does with it. Returns the frame unless it
-    /// is on its way back.
+    /// Counts a frame and processes it. Returns the frame unless it is on its way back.
     fn take(&mut self, mut frame: Frame, metadata: &Metadata, queue: &mut Queue) -> Option<Frame> {
         self.came = self.came.wrapping_add(1);
         let before = match metadata.kind() {
@@ -270,8 +270,7 @@ impl Served<'_> {
     }
 }
 
-/// Makes of a datagram the same one from its receiver to its sender, and of a PDU the same one
-/// the other way.
+/// Turns a datagram around, from its receiver to its sender, and likewise a PDU.
 fn exchange(frame: &mut [u8], metadata: &Metadata) {
     if metadata.kind() == Some(FrameKind::Circuit) {
         if let Some(both) = frame.get_mut(..12) {

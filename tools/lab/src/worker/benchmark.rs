@@ -1,5 +1,5 @@
-//! `redis-benchmark`, run as a worker: a program that the lab itself started would have the
-//! lab's share of the processor, and the workers theirs (autogrouping).
+//! `redis-benchmark`, run as a worker: a program started by the lab itself would share
+//! the lab's part of the processor, not the workers' (autogrouping).
 
 use std::net::SocketAddr;
 
@@ -13,15 +13,15 @@ use crate::command;
 pub struct BenchmarkJob {
     /// The server.
     pub server: SocketAddr,
-    /// Connections at a time.
+    /// Concurrent connections.
     pub connections: u32,
-    /// Commands that a connection has under way.
+    /// Outstanding commands per connection.
     pub pipeline: u32,
-    /// Commands of each of the two tests.
+    /// Commands in each of the two tests.
     pub requests: u32,
 }
 
-/// Runs it, and prints requests/s of both tests together.
+/// Runs it, and prints the requests/s of both tests together.
 pub(super) fn run(job: &BenchmarkJob) -> anyhow::Result<()> {
     let line = format!(
         "timeout 60 redis-benchmark -h {} -p {} -P {} -c {} -n {} -r 100000 -t set,get --csv",
@@ -37,8 +37,8 @@ pub(super) fn run(job: &BenchmarkJob) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// The rate of all tests together, each of as many requests, from what redis-benchmark
-/// prints with `--csv`: name and requests/s of each in quotes.
+/// Returns the rate of all tests together, each with as many requests, from
+/// redis-benchmark's output with `--csv`: name and requests/s of each in quotes.
 fn rate(said: &str) -> Option<f64> {
     let rates = said.lines().filter_map(|line| {
         let mut fields = line.split(',').map(|it| it.trim_matches('"'));

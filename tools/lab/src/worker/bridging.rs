@@ -5,7 +5,7 @@ use std::time::Duration;
 use super::service::run_until_report;
 use crate::bridge::{Bridge, Spec};
 
-/// Longest that a bridge runs: a forgotten one ends.
+/// Longest run of a bridge, so that a forgotten one ends.
 const TIME_MAX: Duration = Duration::from_secs(600);
 
 /// Forwards until the line `report`, which is answered with the report, or the

@@ -1,7 +1,7 @@
-//! Workers that call and are called: switched circuits, and TCP to compare with.
+//! Workers that call and are called: switched circuits, and TCP for comparison.
 //!
-//! Who is called accepts, receives until the caller has released, and takes the next. Who
-//! calls does one call after the other, or keeps many.
+//! The called end accepts, receives until the caller has released, and accepts the next
+//! call. The caller makes one call after another, or keeps many.
 
 use std::io::{self, Read};
 use std::net::{IpAddr, Ipv4Addr, SocketAddr, TcpListener, TcpStream};
@@ -25,24 +25,24 @@ use crate::testbed::{CLIENT, CLIENT_INTERFACE, SERVER, SERVER_INTERFACE};
 const PORT: u16 = 5000;
 /// Calls that wait to be accepted.
 const BACKLOG: usize = 64;
-/// A circuit of who is called that nobody receives from.
+/// A circuit of the called end that is never read.
 pub(crate) const UNREAD: Circuit = Circuit { vpi: 0, vci: 2000 };
-/// Longest that anything may take.
+/// Longest time for any operation.
 const TIMEOUT: Duration = Duration::from_secs(3);
-/// Calls before any is counted: the first brings the signalling link up.
+/// Calls before any is counted: the first establishes the signalling link.
 const WARM_UP: usize = 20;
 /// The histograms' longest time, ns.
 const LONGEST: u64 = 60_000_000_000;
-/// A pair of interfaces in one namespace, and the first three bytes of each one's network: the
-/// other end has address 2 there.
+/// A pair of interfaces in one namespace, and the first three bytes of each one's
+/// network: the other end has address 2 there.
 pub const PAIR: [(&str, [u8; 3]); 2] = [("tw-e", [10, 80, 0]), ("tw-f", [10, 81, 0])];
 
-/// Calls to make or to take.
+/// Calls to make or to accept.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct CallsJob {
-    /// Which end.
+    /// The end.
     pub role: CallsRole,
-    /// How.
+    /// The carrier of the calls.
     pub over: CallsOver,
     /// How long it calls, ms.
     pub time_ms: u32,
@@ -60,27 +60,28 @@ pub enum CallsRole {
     Caller,
     /// Is called at the server's, until the input ends.
     Called,
-    /// Both in one thread, over [`PAIR`].
+    /// Both ends in one thread, over [`PAIR`].
     Both,
-    /// Makes so many calls and keeps them, until the input ends. Answers the line `memory`.
+    /// Makes this many calls and keeps them, until the input ends. Answers the line
+    /// `memory`.
     Keeper(u32),
-    /// Sends SETUPs to where nobody listens, as many as a neighbour may, until the input ends.
-    /// Answers the line `setups` by how many they were.
+    /// Sends SETUPs to a number without a listener, as many as a neighbour may, until the
+    /// input ends. Answers the line `setups` with their number.
     Flooder,
 }
 
-/// How calls go.
+/// The carrier of calls.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum CallsOver {
     /// Circuits, controlled in each end's process.
     InProcess,
-    /// The same through a switch of cells, which is at the server's interface and at the first
-    /// of [`PAIR`]: who is called is at the second.
+    /// The same through a cell switch, at the server's interface and at the first of
+    /// [`PAIR`]: the called end is at the second.
     Switched,
-    /// Circuits of this manager's, whatever that leads them over.
+    /// Circuits of this manager, whatever carries them.
     Managed(Managed),
-    /// TCP of the kernel's.
+    /// Kernel TCP.
     Tcp,
 }
 
@@ -103,21 +104,21 @@ impl Spread {
     }
 }
 
-/// What a caller found.
+/// A caller's results.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub(crate) struct CallsReport {
     /// Calls that were made and released.
     pub(crate) calls: u64,
-    /// In so many seconds, pauses included.
+    /// Duration in seconds, pauses included.
     pub(crate) seconds: f64,
     /// From calling until the caller goes on, connected.
     pub(crate) setup: Spread,
-    /// And until its own end is released and it can call again; of both ends in one thread,
-    /// until both are.
+    /// From calling until the caller's own end is released and it can call again; with
+    /// both ends in one thread, until both are.
     pub(crate) whole: Spread,
 }
 
-/// Does it.
+/// Runs the job.
 pub(super) fn run(job: &CallsJob) -> anyhow::Result<()> {
     super::compete_as(job.nice)?;
     match (job.role, &job.over) {
@@ -171,7 +172,7 @@ pub(super) fn run(job: &CallsJob) -> anyhow::Result<()> {
     }
 }
 
-/// Takes each call, until the input ends.
+/// Accepts each call, until the input ends.
 fn take_calls(stack: &Stack) -> anyhow::Result<()> {
     let listener = AtmListener::bind(stack, CALLED, BACKLOG, AtmOptions::default())?;
     // Ends with the process.
@@ -188,7 +189,7 @@ fn take_calls(stack: &Stack) -> anyhow::Result<()> {
     answer()
 }
 
-/// Calls who takes calls, as the job says.
+/// Calls the called end, as the job describes.
 fn make_calls(job: &CallsJob, stack: &Stack) -> anyhow::Result<()> {
     repeat(job, |connected| {
         let socket = AtmSocket::connect_with(stack, CALLED, &patient())?;
@@ -219,7 +220,7 @@ const fn number(end: u8) -> Nsap {
     Nsap(number)
 }
 
-/// Both ends of [`PAIR`]: who calls, and who is called.
+/// Opens both ends of [`PAIR`]: the caller's stack, and the called end.
 fn joined() -> anyhow::Result<(Stack, AtmListener)> {
     let [near, far] = PAIR.map(|(interface, [a, b, c])| (interface, Ipv4Addr::new(a, b, c, 2)));
     let near = controlled(near.0, near.1, Side::User, CALLER)?;
@@ -241,7 +242,7 @@ fn controlled(
     Ok(stack)
 }
 
-/// An application of a manager, without privileges.
+/// Opens the stack of a manager's application, without privileges.
 fn managed(manager: &Managed) -> anyhow::Result<Stack> {
     manager.become_user()?;
     Stack::managed(&manager.socket, EmbeddedConfig::new("").control(false))
@@ -255,7 +256,7 @@ fn patient() -> CallOptions {
     }
 }
 
-/// One call and its release, in one thread.
+/// Makes one call and releases it, in one thread.
 fn both(near: &Stack, listener: &AtmListener, connected: &mut dyn FnMut()) -> io::Result<()> {
     let began = Instant::now();
     let late = |what: io::Result<()>| match what {
@@ -283,7 +284,8 @@ fn both(near: &Stack, listener: &AtmListener, connected: &mut dyn FnMut()) -> io
     Ok(())
 }
 
-/// Calls again and again, and prints the report. `call` says when it is connected.
+/// Calls repeatedly, and prints the report. `call` runs its argument once it is
+/// connected.
 fn repeat(
     job: &CallsJob,
     mut call: impl FnMut(&mut dyn FnMut()) -> io::Result<()>,
@@ -296,7 +298,7 @@ fn repeat(
     let (mut setup, mut whole) = (made()?, made()?);
     let time = Duration::from_millis(job.time_ms.into());
     let began = Instant::now();
-    // A linear congruential generator (Knuth's MMIX): no two pauses alike.
+    // A linear congruential generator (Knuth's MMIX): every pause differs.
     let mut random = 1_u64;
     while began.elapsed() < time {
         if job.pause_us > 0 {
@@ -343,9 +345,9 @@ fn keep(count: u32) -> anyhow::Result<()> {
     })
 }
 
-/// Anonymous memory of this process that is resident, bytes.
+/// Returns the resident anonymous memory of this process, bytes.
 fn resident() -> anyhow::Result<u64> {
-    // Which is counted for this; RssAnon lags behind by some hundred pages.
+    // This file is computed on demand; RssAnon lags behind by some hundred pages.
     let sums = std::fs::read_to_string("/proc/self/smaps_rollup")?;
     let line = sums.lines().find_map(|it| it.strip_prefix("Anonymous:"));
     let kib = line.and_then(|it| it.split_whitespace().next()?.parse::<u64>().ok());

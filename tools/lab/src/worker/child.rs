@@ -1,4 +1,4 @@
-//! Workers as the lab sees them.
+//! Workers, from the lab's side.
 
 use std::fs::File;
 use std::io::{BufRead, BufReader, Read, Seek, Write};
@@ -17,7 +17,7 @@ use super::load::MEASURING;
 use super::{Account, Cpu, Job, LoadJob, LoadOutcome};
 use crate::interrupt;
 
-/// How often a wait looks for Ctrl-C.
+/// How often a wait checks for Ctrl-C.
 const LOOK: Duration = Duration::from_millis(20);
 /// How long a service may take to start: the driver program is loaded and a
 /// queue of a device that was just closed may be busy for some 50 ms.
@@ -25,7 +25,7 @@ const START: Duration = Duration::from_secs(15);
 /// How long a service may take to answer or to stop.
 const ANSWER: Duration = Duration::from_secs(5);
 
-/// Where a worker runs.
+/// The place where a worker runs.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Place<'a> {
     /// Network namespace.
@@ -38,10 +38,10 @@ pub(crate) struct Place<'a> {
 pub(crate) struct Child {
     process: std::process::Child,
     lines: Receiver<String>,
-    /// What it wrote to standard error, in a file without a name.
+    /// Its standard error, in a file without a name.
     errors: File,
     what: String,
-    /// It did not answer in time: it will not end in order either.
+    /// It did not answer in time, so it will not end in order either.
     silent: bool,
 }
 
@@ -84,7 +84,7 @@ impl Child {
         })
     }
 
-    /// Starts a worker and waits until it says that it is ready.
+    /// Starts a worker and waits until it reports that it is ready.
     pub(crate) fn start_ready(place: Place<'_>, job: &Job, what: &str) -> anyhow::Result<Self> {
         let mut child = Child::start(place, job, what)?;
         let line = child.line(START)?;
@@ -94,7 +94,7 @@ impl Child {
         Ok(child)
     }
 
-    /// Runs a worker to its end and reads what it answers, a line of JSON.
+    /// Runs a worker to its end and reads its answer, a line of JSON.
     pub(crate) fn run<T: DeserializeOwned>(
         place: Place<'_>,
         job: &Job,
@@ -105,12 +105,12 @@ impl Child {
         serde_json::from_str(&line).with_context(|| format!("{what} answered {line}"))
     }
 
-    /// The next line that it prints.
+    /// Returns the next line that it prints.
     pub(crate) fn line(&mut self, timeout: Duration) -> anyhow::Result<String> {
         self.line_unless(timeout, || false)
     }
 
-    /// As `line`, given up when `over` says so.
+    /// Acts as `line`, but gives up when `over` returns true.
     fn line_unless(
         &mut self,
         timeout: Duration,
@@ -134,19 +134,19 @@ impl Child {
         }
     }
 
-    /// Its process.
+    /// Returns its process id.
     pub(crate) fn process(&self) -> u32 {
         // `ip netns exec` and `taskset` become the program they start.
         self.process.id()
     }
 
-    /// Asks a service worker what became of packets so far, and what receive
-    /// control does.
+    /// Asks a service worker for its account of packets so far, and the state of receive
+    /// control.
     pub(crate) fn account(&mut self) -> anyhow::Result<Account> {
         self.question("account")
     }
 
-    /// Asks a service worker what its threads have cost so far.
+    /// Asks a service worker for the CPU cost of its threads so far.
     pub(crate) fn cpu(&mut self) -> anyhow::Result<Cpu> {
         self.question("cpu")
     }
@@ -157,7 +157,7 @@ impl Child {
         self.question("process")
     }
 
-    /// Asks a worker that holds connections how many stand.
+    /// Asks a worker that holds connections how many are open.
     pub(crate) fn open(&mut self) -> anyhow::Result<u64> {
         self.question("open")
     }
@@ -167,12 +167,12 @@ impl Child {
         self.question("steps")
     }
 
-    /// Asks a worker anything that it answers at once with a line of JSON.
+    /// Asks a worker a question that it answers at once with a line of JSON.
     pub(crate) fn question<T: DeserializeOwned>(&mut self, question: &str) -> anyhow::Result<T> {
         self.ask_for(question, ANSWER)
     }
 
-    /// Asks a worker anything that it answers with a line of JSON.
+    /// Asks a worker a question that it answers with a line of JSON.
     pub(crate) fn ask_for<T: DeserializeOwned>(
         &mut self,
         question: &str,
@@ -188,10 +188,10 @@ impl Child {
         serde_json::from_str(&line).with_context(|| format!("{} answered {line}", self.what))
     }
 
-    /// What it complained about, if anything.
+    /// Returns its error output, if any.
     pub(crate) fn said(&self) -> String {
         let mut text = String::new();
-        // The worker's own place in the file is the same: it only appends.
+        // The worker's own position in the file is the same: it only appends.
         let mut errors = &self.errors;
         if errors.rewind().is_ok() && errors.read_to_string(&mut text).is_ok() {
             let text = text.trim();
@@ -207,7 +207,7 @@ impl Drop for Child {
     fn drop(&mut self) {
         // The end of its input is the request to stop.
         drop(self.process.stdin.take());
-        // Its number is its own until it has been waited for.
+        // Its process id is not reused until it has been waited for.
         let _ = kill_process(Pid::from_child(&self.process), Signal::TERM);
         let deadline = Instant::now() + ANSWER;
         while !self.silent && Instant::now() < deadline {
@@ -221,8 +221,8 @@ impl Drop for Child {
     }
 }
 
-/// Runs a load to its end; `over` may give it up early. `measuring` is called
-/// when it begins to measure.
+/// Runs a load to its end; `over` may end it early. Calls `measuring` when it begins to
+/// measure.
 pub(crate) fn run_load(
     place: Place<'_>,
     job: LoadJob,
@@ -239,7 +239,7 @@ pub(crate) fn run_load(
     serde_json::from_str(&line).with_context(|| format!("the load answered {line}"))
 }
 
-/// A file that is gone when it is closed.
+/// Opens a file that disappears when it is closed.
 fn nameless_file() -> anyhow::Result<File> {
     let path = scratch("errors");
     let file = File::options()
@@ -252,14 +252,14 @@ fn nameless_file() -> anyhow::Result<File> {
     Ok(file)
 }
 
-/// A path of our own in [`scratch_directory`].
+/// Returns a unique path in [`scratch_directory`].
 pub(crate) fn scratch(what: &str) -> PathBuf {
     static NEXT: AtomicU64 = AtomicU64::new(0);
     let number = NEXT.fetch_add(1, Ordering::Relaxed);
     scratch_directory().join(format!("tw-{}-{number}-{what}", std::process::id()))
 }
 
-/// Shared memory, or the directory for temporary files where there is none.
+/// Returns shared memory, or otherwise the directory for temporary files.
 pub(crate) fn scratch_directory() -> PathBuf {
     let shared = Path::new("/dev/shm");
     if shared.is_dir() {

@@ -1,4 +1,4 @@
-//! What the threads of a service worker cost, and what its queues did for it.
+//! The CPU cost of a service worker's threads, and the work of its queues.
 
 use std::fs;
 use std::path::Path;
@@ -19,7 +19,7 @@ pub(crate) struct Thread {
     pub(crate) first: bool,
     /// Nanoseconds on a processor.
     pub(crate) nanoseconds: u64,
-    /// Context switches, asked for and forced.
+    /// Context switches, voluntary and forced.
     pub(crate) switches: u64,
 }
 
@@ -27,17 +27,17 @@ pub(crate) struct Thread {
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub(crate) struct Cpu {
     pub(crate) threads: Vec<Thread>,
-    /// The queues of its stack; none on Linux sockets.
+    /// The queues of its stack; empty on Linux sockets.
     pub(crate) queues: Vec<QueueSnapshot>,
 }
 
 impl Cpu {
-    /// Of this process, now.
+    /// Reads the cost of this process, now.
     pub(crate) fn read(snapshot: Option<StackSnapshot>) -> Self {
         Self::of(std::process::id(), snapshot)
     }
 
-    /// Of a process, now.
+    /// Reads the cost of a process, now.
     pub(crate) fn of(process: u32, snapshot: Option<StackSnapshot>) -> Self {
         let process = process.to_string();
         let tasks = fs::read_dir(format!("/proc/{process}/task"));
@@ -71,7 +71,7 @@ impl Cpu {
             .sum()
     }
 
-    /// True with a softirq thread among the threads.
+    /// Returns true if there is a softirq thread.
     pub(crate) fn has_softirq(&self) -> bool {
         self.threads.iter().any(|thread| thread.name == SOFTIRQ)
     }
@@ -89,7 +89,7 @@ fn thread(path: &Path, first: bool) -> Thread {
     }
 }
 
-/// Voluntary and involuntary context switches, from a task's status.
+/// Returns voluntary and involuntary context switches, from a task's status.
 fn switches(status: &str) -> u64 {
     status
         .lines()
@@ -98,7 +98,7 @@ fn switches(status: &str) -> u64 {
         .sum()
 }
 
-/// What happened between two answers.
+/// The difference between two answers.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub(crate) struct Spent {
     /// Nanoseconds of the softirq thread.
@@ -118,7 +118,7 @@ pub(crate) struct Spent {
 }
 
 impl Spent {
-    /// Of all threads of a process: what they took, and their switches.
+    /// Returns the time and the switches of all threads of a process.
     pub(crate) fn of_process(before: &Cpu, after: &Cpu) -> Self {
         let all = |of: fn(&Thread) -> u64| {
             let sum = |cpu: &Cpu| cpu.of_threads(|_| true, of);

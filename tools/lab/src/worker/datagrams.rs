@@ -18,12 +18,12 @@ pub(super) const READY: &str = "ready";
 pub struct DatagramsJob {
     /// The services; the last one discards.
     pub services: Vec<ServiceSpec>,
-    /// Sockets of the last one, at its port and those that follow.
+    /// Sockets of the last one, at its port and the following ones.
     pub sockets: u16,
-    /// Where they count: filled in by the worker that starts it.
+    /// Path of the counters; filled in by the worker that starts it.
     #[serde(default)]
     pub counters: PathBuf,
-    /// How its epoll instance busy-polls: filled in by the same.
+    /// How its epoll instance busy-polls; filled in likewise.
     #[serde(default)]
     pub busy_poll: Option<linux::BusyPoll>,
 }

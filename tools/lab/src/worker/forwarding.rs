@@ -1,11 +1,12 @@
-//! `bare` between two interfaces, the limit of the bed for forwarding: what this machine
-//! and these links allow a forwarder that is nothing but one. The driver's poll, the driver
-//! program's limit, two link addresses exchanged where the frame lies, the other interface's
-//! transmit ring: over the device crate alone, with the devices' owner to load the programs.
+//! `bare` between two interfaces, the limit of the bed for forwarding: the performance
+//! that this machine and these links allow a pure forwarder. The driver's poll, the
+//! driver program's limit, two link addresses exchanged in place, the other interface's
+//! transmit ring: over the device crate only, with the devices' owner to load the
+//! programs.
 //!
-//! One thread that never sleeps. All queues have parts of one frame memory; a frame that was
-//! sent goes back to the queue whose part it is of. As in `bare`, all that a poll has brought
-//! is dealt with before the next one.
+//! One thread that never sleeps. All queues have parts of one frame memory; a sent frame
+//! returns to the queue that owns its part. As in `bare`, everything that a poll has
+//! brought is handled before the next one.
 
 use std::net::IpAddr;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -26,13 +27,13 @@ use super::service::run_until_report;
 
 /// Frames of each queue.
 const FRAMES: u32 = 4096;
-/// Longest that it runs: a forgotten one ends.
+/// Longest run, so that a forgotten forwarder ends.
 const TIME_MAX: Duration = Duration::from_secs(600);
 
-/// What to forward.
+/// The forwarding job.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct ForwardJob {
-    /// What comes by either goes on by the other.
+    /// Frames that arrive on either side leave by the other.
     pub sides: [ForwardSide; 2],
 }
 
@@ -41,30 +42,30 @@ pub struct ForwardJob {
 pub struct ForwardSide {
     /// Its name.
     pub interface: String,
-    /// Frames that come by it are taken if they are for one of these addresses,
+    /// Frames that arrive on it are accepted if they are for one of these addresses,
     pub addresses: Vec<IpAddr>,
-    /// and one of these ports, of UDP or of TCP. All else is the kernel's.
+    /// and one of these ports, of UDP or of TCP. All others go to the kernel.
     pub ports: Vec<u16>,
-    /// Link address of who gets what leaves by it.
+    /// Link address of the receiver of its outgoing frames.
     pub next_hop: [u8; 6],
 }
 
-/// What was forwarded.
+/// The results of forwarding.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct ForwardReport {
-    /// Frames that came by each side and went into the other's transmit ring.
+    /// Frames that arrived on each side and were put into the other's transmit ring.
     pub forwarded: [u64; 2],
-    /// Frames that found it full.
+    /// Frames that found that ring full.
     pub not_sent: [u64; 2],
-    /// How long it ran, in seconds,
+    /// Duration of the run, in seconds,
     pub seconds: f64,
-    /// and how much of that it took for rounds in which something came: what it never
-    /// sleeps through would count as work otherwise.
+    /// and how much of it was spent on rounds with frames: since the forwarder never
+    /// sleeps, idle polling would count as work otherwise.
     pub working: f64,
 }
 
-/// Forwards until the line `report`, which is answered with a [`ForwardReport`], or the end
-/// of the input.
+/// Forwards until the line `report`, which it answers with a [`ForwardReport`], or the
+/// end of the input.
 pub(super) fn run(job: &ForwardJob) -> anyhow::Result<()> {
     let mut forwarder = Forwarder::open(job)?;
     run_until_report(move |stop| forwarder.run(stop))
@@ -83,11 +84,11 @@ pub(super) struct Side {
     pub(super) queues: Vec<Queue>,
     /// Number of its first queue's part of the frames.
     first_part: usize,
-    /// Link addresses of what leaves by it: the receiver's, then its own.
+    /// Link addresses of its outgoing frames: the receiver's, then its own.
     pub(super) link: [MacAddress; 2],
 }
 
-/// The only channel of each side.
+/// Returns the only channel of each side.
 fn channel() -> ChannelId {
     ChannelId::new(1, 1)
 }
@@ -134,8 +135,8 @@ impl Forwarder {
                 }
                 for frame in sent.drain(..) {
                     let part = frame.index() as usize / FRAMES as usize;
-                    // Its own is but the frame that tried whether the device computes
-                    // checksums.
+                    // The only frame of its own is the one that tested whether the device
+                    // computes checksums.
                     let origin = match from.queues.get_mut(part.wrapping_sub(from.first_part)) {
                         None => to.queues.get_mut(part.wrapping_sub(to.first_part)),
                         other => other,
@@ -156,8 +157,8 @@ impl Forwarder {
 }
 
 impl Side {
-    /// Takes an interface over; its queues have parts of a memory from `first_part` on, or
-    /// memories of their own.
+    /// Takes an interface over; its queues have parts of a memory from `first_part` on,
+    /// or separate memories.
     pub(super) fn open(
         side: &ForwardSide,
         umem: Option<&mut SharedUmem>,
@@ -191,8 +192,7 @@ impl Side {
         })
     }
 
-    /// Polls a queue and takes all that this has brought; the program may admit as much
-    /// again.
+    /// Polls a queue and takes its frames; the program may admit as many again.
     pub(super) fn take(
         &mut self,
         place: usize,
@@ -204,7 +204,7 @@ impl Side {
         };
         poll(queue, datagram)?;
         let (embedded, number) = (&self.tables.embedded, place as u32);
-        // Read before the ring: what was admitted up to here is in it, or lost.
+        // Read before the ring: every frame admitted up to here is in it, or lost.
         let admitted = embedded.head(number, channel().index());
         queue.receive.receive(batch, usize::MAX);
         let tail = embedded.tail(number, channel().index());
@@ -212,8 +212,8 @@ impl Side {
         Ok(())
     }
 
-    /// Polls a queue and hands what comes to the other side. Returns how many frames went,
-    /// and how many found the ring full.
+    /// Polls a queue and hands its frames to the other side. Returns how many frames were
+    /// sent, and how many found the ring full.
     fn forward(
         &mut self,
         place: usize,
@@ -242,7 +242,7 @@ impl Side {
     }
 }
 
-/// Sends all that is queued; what a full device leaves goes with the next.
+/// Sends everything queued; frames that a full device leaves go with the next flush.
 pub(super) fn flush(transmit: &mut dyn Transmit) -> std::io::Result<()> {
     // A flush sends a burst.
     loop {

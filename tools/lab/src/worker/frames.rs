@@ -1,6 +1,6 @@
 //! The worker that is an end of connections whose segments hold whole frames (ACP,
-//! docs/acp.md), over the kernel's TCP: it gives frames as fast as they are taken, or takes
-//! them, and counts what came.
+//! docs/acp.md), over the kernel's TCP. It sends frames as fast as they are accepted, or
+//! receives them, and counts the received ones.
 
 use std::net::{SocketAddr, TcpListener};
 use std::sync::Arc;
@@ -16,29 +16,30 @@ use tidewall_wire::acp::{Builder, HEADER_LEN};
 
 use super::service::until_input_ends;
 
-/// What to be.
+/// The job of an end.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct FrameJob {
-    /// Whose connections.
+    /// The side of its connections.
     pub role: FrameRole,
-    /// What it sends on each, without end; `None`: nothing.
+    /// The segment that it sends on each, without end; `None`: nothing.
     pub gives: Option<FrameSegment>,
 }
 
-/// On which side an end is.
+/// The side of an end.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum FrameRole {
-    /// Takes connections at each of these addresses, and this long over each frame, µs.
+    /// Accepts connections at each of these addresses, and takes this long for each
+    /// frame, µs.
     Members(Vec<(SocketAddr, u64)>),
-    /// Opens so many connections.
+    /// Opens this many connections.
     Peer(SocketAddr, u32),
 }
 
 /// A segment of frames.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct FrameSegment {
-    /// Frames in it.
+    /// Number of frames in it.
     pub frames: u16,
     /// Bytes of each, its header included.
     pub size: u16,
@@ -56,8 +57,8 @@ impl FrameSegment {
     }
 }
 
-/// Runs until the end of the input; answers the line `bytes` with the bytes of frames that
-/// have come so far, of each member's address, or of all connections of a peer.
+/// Runs until the end of the input. Answers the line `bytes` with the bytes of frames
+/// received so far, for each member's address, or for all connections of a peer.
 pub(super) fn run(job: &FrameJob) -> anyhow::Result<()> {
     let segment: Arc<[u8]> = match job.gives {
         Some(segment) => segment.bytes()?.into(),
@@ -100,7 +101,7 @@ pub(super) fn run(job: &FrameJob) -> anyhow::Result<()> {
     })
 }
 
-/// Gives and takes on a connection until it ends, in threads of their own.
+/// Sends and receives on a connection until it ends, in separate threads.
 fn begin(stream: FrameStream, segment: &Arc<[u8]>, slow: Duration, count: &Arc<AtomicU64>) {
     let (mut reader, writer) = stream.split();
     if !segment.is_empty() {
@@ -111,7 +112,7 @@ fn begin(stream: FrameStream, segment: &Arc<[u8]>, slow: Duration, count: &Arc<A
     thread::spawn(move || take(&mut reader, slow, &count));
 }
 
-/// A segment in one call, behind which nothing joins it.
+/// Sends a segment in one call, so that nothing is joined to it.
 fn give(stream: &std::net::TcpStream, segment: &[u8]) -> std::io::Result<()> {
     let mut rest = segment;
     while !rest.is_empty() {
@@ -122,7 +123,7 @@ fn give(stream: &std::net::TcpStream, segment: &[u8]) -> std::io::Result<()> {
 }
 
 fn take(reader: &mut FrameReader<std::net::TcpStream>, slow: Duration, count: &AtomicU64) {
-    // What is no frame ends the connection: nothing more is counted.
+    // An invalid frame ends the connection: nothing more is counted.
     while let Ok(Some(payload)) = reader.receive() {
         count.fetch_add((HEADER_LEN + payload.len()) as u64, Ordering::Relaxed);
         if !slow.is_zero() {

@@ -8,8 +8,8 @@ use tidewall_load::{IdleCounts, IdleSpec, LoadSpec, PROGRESS_INTERVAL, Phase, ru
 
 use super::service::until_input_ends;
 
-/// Opens the connections, says `ready`, answers each line `open` with how many
-/// there are, and keeps them until the standard input ends.
+/// Opens the connections, prints `ready`, answers each line `open` with their number, and
+/// keeps them until the standard input ends.
 pub(super) fn run(spec: &IdleSpec) -> anyhow::Result<()> {
     let over = Arc::new(AtomicBool::new(false));
     let open = Arc::new(AtomicU64::new(0));
@@ -42,6 +42,6 @@ pub(super) fn run(spec: &IdleSpec) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// Longest that connections are kept: a forgotten worker ends. Those that were
-/// opened are known a [`PROGRESS_INTERVAL`] later.
+/// Longest time that connections are kept, so that a forgotten worker ends. The number of
+/// opened ones is known a [`PROGRESS_INTERVAL`] later.
 const HOLD_MAX: Duration = Duration::from_secs(600).saturating_sub(PROGRESS_INTERVAL);

@@ -1,5 +1,5 @@
-//! An application of a manager's that does its worst in private mode, and who looks at what
-//! leaves the device meanwhile.
+//! An application of a manager that does its worst in private mode, and an observer of
+//! the frames that leave the device meanwhile.
 
 use std::os::fd::{AsFd, OwnedFd};
 use std::sync::Arc;
@@ -25,16 +25,16 @@ use super::service::until_input_ends;
 use crate::bridge::port::{BATCH, Port, wait};
 use crate::testbed::{CLIENT, CLIENT_INTERFACE, CLIENT_MAC_ADDRESS, SERVER, SERVER_MAC_ADDRESS};
 
-/// What is in every frame of it.
+/// Contained in every frame of it.
 const GENUINE: &[u8] = b"tidewall-lab genuine";
 const FORGED: &[u8] = b"tidewall-lab forged!";
-/// Where its frames go at the client.
+/// Port of its frames at the client.
 const CLIENT_PORT: u16 = 6666;
-/// Where the rings of an AF_XDP socket are mapped (linux/if_xdp.h).
+/// Offsets at which the rings of an AF_XDP socket are mapped (linux/if_xdp.h).
 const RINGS: [u64; 4] = [0, 0x8000_0000, 0x1_0000_0000, 0x1_8000_0000];
 /// Messages that it sends without reading an answer.
 const UNREAD: usize = 4_096;
-/// Between two rounds of attacks: some thousand a second.
+/// Pause between two rounds of attacks: some thousand per second.
 const REST: Duration = Duration::from_micros(200);
 
 /// Such an application.
@@ -42,16 +42,16 @@ const REST: Duration = Duration::from_micros(200);
 pub struct HostileJob {
     /// Its manager.
     pub managed: Managed,
-    /// The UDP port that is its own.
+    /// The UDP port that it owns.
     pub port: u16,
     /// False: it does as many rounds of nothing.
     pub attacks: bool,
 }
 
-/// What it did.
+/// The counts of its attacks.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct Attacks {
-    /// Forged frames that were handed to the kernel.
+    /// Forged frames handed to the kernel.
     pub(crate) forged: u64,
     /// Words of rings, tables and frame memory that were overwritten.
     pub(crate) scribbled: u64,
@@ -59,20 +59,20 @@ pub(crate) struct Attacks {
     pub(crate) messages: u64,
 }
 
-/// Frames that left the device and are an application's by what is in them.
+/// Frames that left the device and, by their contents, belong to an application.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct Seen {
     /// From its own port and addresses.
     pub(crate) genuine: u64,
-    /// From others', or with another link address than the device's.
+    /// From those of others, or with another link address than the device's.
     pub(crate) forged: u64,
-    /// Frames that nobody looked at, as they came too fast.
+    /// Frames that were not examined because they arrived too fast.
     pub(crate) missed: u64,
 }
 
 /// Attacks until the standard input ends; answers the line `attacks`.
 pub(super) fn attack(job: &HostileJob) -> anyhow::Result<()> {
-    // Others are to suffer by what it does, not by the time that it takes.
+    // Others are to suffer from its attacks, not from its CPU time.
     let _ = std::fs::write("/proc/self/autogroup", "19");
     setpriority_process(None, 19)?;
     job.managed.become_user()?;
@@ -111,10 +111,10 @@ struct Hostile {
     random: Random,
     counts: Arc<[AtomicU64; 3]>,
     port: u16,
-    /// What forged frames leave by, whose own memory and rings are left alone.
+    /// Sends the forged frames; its own memory and rings are left alone.
     _forger: Application,
     queue: Queue,
-    /// What is scribbled over.
+    /// The target of scribbling.
     _scribbled: Client,
     descriptors: Vec<OwnedFd>,
     pages: Vec<SharedPage>,
@@ -154,9 +154,9 @@ impl Hostile {
         for ring in RINGS {
             pages.push(SharedPage::of_object(socket_fd, ring).context("cannot map a ring")?);
         }
-        // The table's first pages, as far as it has them.
+        // The table's first pages, as many as it has.
         pages.extend((0..64).map_while(|page| SharedPage::of_object(tables, page * 4096).ok()));
-        // What the driver program counts can be mapped, and not for writing.
+        // The driver program's counters can be mapped, but not for writing.
         anyhow::ensure!(
             SharedPage::of_object(&handed.counters, 0).is_err(),
             "the driver program's counters could be written"
@@ -187,7 +187,7 @@ impl Hostile {
         self.garble();
     }
 
-    /// One genuine frame behind one of each kind of forged ones.
+    /// Sends one genuine frame behind one of each kind of forged ones.
     fn forge(&mut self) {
         let mut frames = frames(self.port);
         frames.push(frame(self.port, &Wrong::default(), GENUINE));
@@ -211,15 +211,15 @@ impl Hostile {
         self.count(0, sent);
     }
 
-    /// Random words in a page of rings or tables, a forged frame somewhere in the frame
-    /// memory, and a call that has the kernel look at the rings.
+    /// Writes random words into a page of rings or tables, and a forged frame somewhere
+    /// into the frame memory, then makes the kernel process the rings.
     fn scribble(&mut self) {
         for _ in 0..16 {
             let page = self.random.below(self.pages.len() as u64) as usize;
             let word = self.random.below(SharedPage::WORDS as u64) as usize;
             let value = match self.random.below(4) {
                 0 => u64::MAX,
-                // Small numbers are places and lengths that could be right.
+                // Small numbers are positions and lengths that could be valid.
                 1 => self.random.below(self.memory_bytes),
                 2 => self.random.below(self.memory_bytes) | 64 << 32,
                 _ => self.random.bits(),
@@ -241,8 +241,8 @@ impl Hostile {
         self.count(1, 17);
     }
 
-    /// Messages that are garbled, and one that is repeated, on a connection whose answers
-    /// nobody reads, until it is closed; then on a new one.
+    /// Sends garbled messages, and a repeated one, on a connection whose answers are
+    /// never read, until it is closed; then on a new one.
     fn garble(&mut self) {
         if self.garbled.is_none() {
             self.garbled = Connection::connect(&self.socket).ok();
@@ -251,7 +251,7 @@ impl Hostile {
             return;
         };
         let mut message = [0; MESSAGE_BYTES];
-        // Version 1 and some kind, so that most are looked into.
+        // Version 1 and some kind, so that most are examined.
         let kind = self.random.below(24) as u16;
         message[..2].copy_from_slice(&1u16.to_ne_bytes());
         message[2..4].copy_from_slice(&kind.to_ne_bytes());
@@ -281,7 +281,7 @@ impl Hostile {
     }
 }
 
-/// What of a frame is not the application's.
+/// The forged fields of a frame.
 #[derive(Clone, Copy, Default)]
 struct Wrong {
     link: bool,
@@ -292,7 +292,7 @@ struct Wrong {
     ethertype: Option<u16>,
 }
 
-/// One of each kind.
+/// Returns one frame of each kind.
 fn frames(port: u16) -> Vec<Vec<u8>> {
     let right = Wrong::default();
     [
@@ -312,7 +312,7 @@ fn frames(port: u16) -> Vec<Vec<u8>> {
             fragment: true,
             ..right
         },
-        // ICMP, and TCP from a port that is its own for UDP alone.
+        // ICMP, and TCP from a port that it owns for UDP only.
         Wrong {
             transport: Some(1),
             ..right
@@ -331,7 +331,8 @@ fn frames(port: u16) -> Vec<Vec<u8>> {
     .to_vec()
 }
 
-/// A frame to the client with this payload, from `port`, but for what is wrong with it.
+/// Returns a frame to the client with this payload, from `port`, except for the forged
+/// fields.
 fn frame(port: u16, wrong: &Wrong, payload: &[u8]) -> Vec<u8> {
     const UDP_HEADER: usize = 8;
     let source = if wrong.link {
@@ -362,7 +363,7 @@ fn frame(port: u16, wrong: &Wrong, payload: &[u8]) -> Vec<u8> {
         let from = if wrong.port { port ^ 1 } else { port };
         udp[..2].copy_from_slice(&from.to_be_bytes());
         udp[2..4].copy_from_slice(&CLIENT_PORT.to_be_bytes());
-        // Without a checksum, which UDP over IPv4 may be.
+        // Without a checksum, which UDP over IPv4 permits.
         udp[4..6].copy_from_slice(&(length as u16).to_be_bytes());
     }
     bytes.extend(rest);
@@ -370,7 +371,7 @@ fn frame(port: u16, wrong: &Wrong, payload: &[u8]) -> Vec<u8> {
     bytes
 }
 
-/// Looks at every frame that comes to the client's interface, until the standard input
+/// Examines every frame that arrives at the client's interface, until the standard input
 /// ends; answers the line `seen`.
 pub(super) fn watch() -> anyhow::Result<()> {
     let mut port = Port::open(CLIENT_INTERFACE).context("cannot watch the interface")?;
@@ -413,7 +414,7 @@ pub(super) fn watch() -> anyhow::Result<()> {
     }
 }
 
-/// 0 for a genuine frame, 1 for a forged one, none for anybody else's.
+/// Returns 0 for a genuine frame, 1 for a forged one, none for any other.
 fn classify(frame: &[u8]) -> Option<usize> {
     let has = |text: &[u8]| frame.windows(text.len()).any(|bytes| bytes == text);
     let foreign = frame.get(6..12) != Some(SERVER_MAC_ADDRESS.0.as_slice());
@@ -437,7 +438,7 @@ mod tests {
         assert_eq!(classify(&genuine), Some(0));
         let packet = ipv4::Packet::new(&genuine[14..]).unwrap();
         assert!(packet.has_valid_checksum());
-        // Whatever it says, from another link address it is forged.
+        // From another link address it is forged, whatever its contents.
         let stranger = frame(
             4000,
             &Wrong {

@@ -9,7 +9,7 @@ use tidewall_service::Reader;
 
 use super::{LoadJob, LoadOutcome, Times, TracePoint, Usage};
 
-/// What a load says when it begins to measure.
+/// The line printed by a load that begins to measure.
 pub(super) const MEASURING: &str = "measuring";
 
 /// Counts of all services at one moment.
@@ -19,8 +19,8 @@ struct Sample {
     times: Option<Times>,
 }
 
-/// Runs the load, reading the service's counters meanwhile on the load's own
-/// thread: when the service's processor is livelocked nothing else would.
+/// Runs the load. Meanwhile it reads the service's counters on the load's own thread:
+/// when the service's processor is livelocked, no other thread would.
 pub(super) fn run(job: &LoadJob) -> anyhow::Result<()> {
     let reader = match &job.counters {
         Some(path) => Some(Reader::open(path).with_context(|| {
@@ -32,8 +32,8 @@ pub(super) fn run(job: &LoadJob) -> anyhow::Result<()> {
         0 => PROGRESS_INTERVAL,
         milliseconds => Duration::from_millis(milliseconds.into()),
     };
-    // What reading the processor's times costs is the load's time: at the
-    // beginning and at the end, not with every sample.
+    // Reading the processor's times costs the load's time: at the beginning and at the
+    // end, not with every sample.
     let last_sample = (job.spec.warm_up + job.spec.duration).saturating_sub(interval);
     let mut first: Option<Sample> = None;
     let mut last: Option<Sample> = None;

@@ -1,5 +1,5 @@
-//! The worker that keeps a manager (`tidewalld`) of the server's interface, and what an
-//! application of one has to know.
+//! The worker that runs a manager (`tidewalld`) of the server's interface, and the
+//! parameters of the manager's applications.
 
 use std::net::Ipv4Addr;
 use std::os::unix::process::CommandExt;
@@ -28,23 +28,24 @@ use super::{Cpu, Job};
 use crate::command;
 use crate::testbed::SERVER_INTERFACE;
 
-/// How long a manager may take to listen.
+/// Longest time until a manager listens.
 const START: Duration = Duration::from_secs(10);
-/// How often that is looked at.
+/// How often that is checked.
 const LOOK: Duration = Duration::from_millis(1);
 
-/// A manager.
+/// The job of a manager.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct ManagerJob {
     /// `tidewalld`.
     pub program: PathBuf,
-    /// Where it listens.
+    /// Socket on which it listens.
     pub socket: PathBuf,
-    /// Who may have the device's own queues; `None`: nobody, and everybody a virtual pair.
+    /// User that may own the device's queues; `None`: no user, and every application has
+    /// a virtual pair.
     pub trust: Option<u32>,
-    /// It is killed and started again so often, ms.
+    /// Interval at which it is killed and restarted, ms.
     pub kill_every_ms: Option<u32>,
-    /// Whose interface it has, if not the server's, and how that is one of ATM.
+    /// Its interface, if not the server's, and the settings for ATM.
     pub atm: Option<ManagerAtm>,
 }
 
@@ -53,60 +54,60 @@ pub struct ManagerJob {
 pub struct ManagerAtm {
     /// The interface.
     pub interface: String,
-    /// The neighbour that its circuits lead to.
+    /// The neighbour at the other end of its circuits.
     pub next_hop: Ipv4Addr,
     /// The interface's NSAP.
     pub number: String,
-    /// It is the network's side of the link.
+    /// Whether it is the network side of the link.
     pub network_side: bool,
-    /// It has a thread for each activity.
+    /// Whether it has a thread for each activity.
     pub threads: bool,
     /// Its nice value; under -20: SCHED_FIFO, with the lowest priority there.
     pub nice: i32,
 }
 
-/// Where an application finds its manager, and as whom.
+/// An application's manager and user.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Managed {
-    /// Where the manager listens.
+    /// Socket on which the manager listens.
     pub socket: PathBuf,
-    /// The application's user and group: without any privilege.
+    /// The application's user and group, without any privilege.
     pub user: u32,
 }
 
 impl Managed {
-    /// This thread, and those that it starts, are that user's from now on.
+    /// Switches this thread, and those that it starts, to that user.
     pub(super) fn become_user(&self) -> anyhow::Result<()> {
         let (user, group) = (Uid::from_raw(self.user), Gid::from_raw(self.user));
         set_thread_groups(&[]).context("cannot leave my groups")?;
         set_thread_res_gid(group, group, group).context("cannot change my group")?;
         set_thread_res_uid(user, user, user).context("cannot change my user")?;
-        // Who changes its user loses it.
+        // A change of user clears it.
         set_parent_process_death_signal(Some(Signal::KILL))?;
         Ok(())
     }
 }
 
-/// How often a manager was killed.
+/// Kills of a manager.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub(crate) struct Kills {
-    /// How often, each time with a successor that listens.
+    /// Number of kills, each with a successor that listens.
     pub(crate) kills: u64,
-    /// Longest time without one, ms.
+    /// Longest time without a manager, ms.
     pub(crate) longest_ms: f64,
 }
 
-/// Keeps a manager, with a bpffs of its own, and takes everything away at the end. Answers
-/// the lines `kills`, `process` and `cpu`, of the manager's, and `pin CPU`, which has the
-/// threads that poll the interface run there.
+/// Runs a manager with its own bpffs, and removes everything at the end. Answers the
+/// lines `kills`, `process` and `cpu` with the manager's values. The line `pin CPU` pins
+/// the threads that poll the interface to that processor.
 pub(super) fn keep(job: &ManagerJob) -> anyhow::Result<()> {
-    // It ends with its input, and not before everything has been given back.
+    // The worker ends with its input, but only after everything has been returned.
     let asked = Arc::new(AtomicBool::new(false));
     for signal in [signal_hook::consts::SIGTERM, signal_hook::consts::SIGINT] {
         signal_hook::flag::register(signal, asked.clone())?;
     }
-    // `ip netns exec` has made a mount namespace of our own: it goes with us, and what is
-    // pinned goes with it.
+    // `ip netns exec` has created a mount namespace for this process: it disappears with
+    // the process, and so do the pins.
     let at = "/sys/fs/bpf";
     command::run("mount", &["-t", "bpf", "tw-bpf", at]).context("a bpffs is needed")?;
     let kills = Arc::new(Mutex::new(Kills::default()));
@@ -151,7 +152,7 @@ pub(super) fn keep(job: &ManagerJob) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// The body of a process that becomes the daemon, which so ends with who started it.
+/// Runs the process that becomes the daemon, and so ends with its parent.
 pub(super) fn become_daemon(job: &ManagerJob) -> anyhow::Result<()> {
     if let Some(atm) = &job.atm {
         super::compete_as(atm.nice)?;
@@ -239,7 +240,8 @@ fn start(job: &ManagerJob) -> anyhow::Result<Child> {
     Ok(daemon)
 }
 
-/// Has the kernel's threads that poll the interface run on a processor; their process ids.
+/// Pins the kernel threads that poll the interface to a processor; returns their process
+/// ids.
 fn pin_pollers(cpu: usize) -> anyhow::Result<Vec<u32>> {
     let index = tidewall_sys::interface::index(SERVER_INTERFACE)?;
     let mut set = CpuSet::new();
@@ -248,8 +250,8 @@ fn pin_pollers(cpu: usize) -> anyhow::Result<Vec<u32>> {
     let threads: Vec<u32> = napis.iter().filter_map(|napi| napi.thread).collect();
     for thread in threads.iter().filter_map(|&id| Pid::from_raw(id as i32)) {
         sched_setaffinity(Some(thread), &set).context("cannot pin the polling thread")?;
-        // The workers' sessions are above all others. A thread of the kernel's is in none, so
-        // it would be below them by more than its own priority says.
+        // The workers' sessions are above all others. A kernel thread belongs to no
+        // session, so it would be below them by more than its own priority implies.
         if super::sessions_are_grouped() {
             let nice = getpriority_process(Some(thread))? + super::SESSION_NICE;
             setpriority_process(Some(thread), nice.max(super::SESSION_NICE))
@@ -259,10 +261,10 @@ fn pin_pollers(cpu: usize) -> anyhow::Result<Vec<u32>> {
     Ok(threads)
 }
 
-/// `tidewalld` beside this program, or where programs are.
+/// Returns `tidewalld` beside this program, or from the search path.
 ///
 /// # Errors
-/// What to do where there is none.
+/// The remedy if there is none.
 pub(crate) fn program() -> anyhow::Result<PathBuf> {
     let beside = std::env::current_exe()
         .ok()

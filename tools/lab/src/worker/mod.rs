@@ -1,12 +1,14 @@
 //! Workers: the processes inside a test bed.
 //!
-//! The lab starts its own program again, in a namespace and on a processor,
-//! with the hidden subcommand `lab-worker` and a [`Job`] as JSON. A service
-//! worker prints `ready`, answers each line `account` or `cpu` on its standard
-//! input with a line of JSON, and ends when that input ends or on SIGTERM. A load
-//! worker runs its load, prints `measuring` when it begins to measure and a
-//! [`LoadOutcome`] at the end. A worker that holds connections prints `ready`,
-//! then how many it has, and ends with its input.
+//! The lab starts its own program again, in a namespace and on a processor, with the
+//! hidden subcommand `lab-worker` and a [`Job`] as JSON.
+//!
+//! - A service worker prints `ready`, answers each line `account` or `cpu` on its
+//!   standard input with a line of JSON, and ends when that input ends or on SIGTERM.
+//! - A load worker runs its load, prints `measuring` when it begins to measure, and a
+//!   [`LoadOutcome`] at the end.
+//! - A worker that holds connections prints `ready`, then their number, and ends with its
+//!   input.
 
 mod bare;
 mod benchmark;
@@ -82,7 +84,7 @@ pub(crate) use usage::{Times, ran_by, waited};
 pub use usage::{Usage, Watch};
 pub use waiting::Waiting;
 
-/// What a worker is to do.
+/// The job of a worker.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Job {
@@ -92,39 +94,39 @@ pub enum Job {
     Load(Box<LoadJob>),
     /// Open connections and keep them until the standard input ends.
     Hold(IdleSpec),
-    /// Drop what comes for [`NOWHERE`](crate::testbed::NOWHERE) at the client's interface, until the
-    /// standard input ends.
-    XdpSink,
-    /// Let so many SYNs a second to each port pass at the server's interface,
+    /// Drop packets for [`NOWHERE`](crate::testbed::NOWHERE) at the client's interface,
     /// until the standard input ends.
+    XdpSink,
+    /// Limit the SYNs per second to each port at the server's interface, until the
+    /// standard input ends.
     SynLimit(u32),
-    /// Let event loops suspend the interrupts of the server's interface.
+    /// Allow event loops to suspend the interrupts of the server's interface.
     Suspend,
-    /// Forward between interfaces as the specification says, until asked for
-    /// the report or the standard input ends.
+    /// Forward between interfaces according to the specification, until asked for the
+    /// report or the standard input ends.
     Bridge(bridge::Spec),
-    /// Forward between two interfaces and do nothing else, until asked for the report or
-    /// the standard input ends.
+    /// Only forward between two interfaces, until asked for the report or the standard
+    /// input ends.
     Forward(ForwardJob),
     /// Be an end of connections of frames.
     Frames(FrameJob),
-    /// Be both ends of connections of small frames, each in a segment of its own.
+    /// Be both ends of connections of small frames, each in its own segment.
     Segments(SegmentJob),
     /// Be an end of a storage service over frames.
     Storage(StorageJob),
     /// Be a proxy of connections of frames.
     Split(SplitJob),
-    /// Be a proxy that looks at no byte.
+    /// Be a proxy that examines no byte.
     Splice(SpliceJob),
-    /// Run a program of somebody else's at a port.
+    /// Run a third-party program at a port.
     Program(Program, u16),
     /// Be an ordinary program of datagram sockets.
     Datagrams(DatagramsJob),
-    /// Start a program and wait for what it says, and for its end.
+    /// Start a program and wait for its output, and for its end.
     Start(StartJob),
     /// Call, or be called.
     Calls(CallsJob),
-    /// Run a shell pipeline again and again, until the standard input ends.
+    /// Run a shell pipeline repeatedly, until the standard input ends.
     Pipeline,
     /// Run another command of this program.
     Own(Vec<String>),
@@ -132,22 +134,21 @@ pub enum Job {
     Benchmark(BenchmarkJob),
     /// Be a transport switch.
     Switch(SwitchJob),
-    /// Serve or fetch bulk and objects; true: ahead of whatever else runs on the
-    /// machine.
+    /// Serve or fetch bulk and objects; true: ahead of everything else on the machine.
     Flow(flows::FlowJob, bool),
-    /// Keep a manager of the server's interface, until the standard input ends.
+    /// Run a manager of the server's interface, until the standard input ends.
     Manager(ManagerJob),
     /// Become that manager.
     Daemon(ManagerJob),
-    /// Compute over so many bytes of memory, until the standard input ends.
+    /// Compute over this many bytes of memory, until the standard input ends.
     Compute(usize),
-    /// Be an application of it that does its worst, until the standard input ends.
+    /// Be an application of the manager that does its worst, until the standard input
+    /// ends.
     Hostile(HostileJob),
-    /// Look at the frames that come to the client, until the standard input ends.
+    /// Examine the frames that arrive at the client, until the standard input ends.
     Watch,
-    /// Use up processor time nobody else wants (nice 19), until the standard
-    /// input ends: LRP's background processes, which keep the processor out of
-    /// its idle states.
+    /// Use up idle CPU time (nice 19), until the standard input ends: LRP's background
+    /// processes, which keep the processor out of its idle states.
     Spin,
 }
 
@@ -156,33 +157,32 @@ pub enum Job {
 pub struct Setup {
     /// The system.
     pub system: System,
-    /// How datagrams are taken from a socket under Linux.
+    /// How datagrams are received from a socket under Linux.
     pub receive: Option<linux::Receive>,
-    /// Busy waiting before sleeping, µs; `None`: the system's usual.
+    /// Busy waiting before sleeping, µs; `None`: the system's default.
     pub spin: Option<u32>,
-    /// Receive control; `None`: the system's usual. Linux has it in its
-    /// interface.
+    /// Receive control; `None`: the system's default. Linux has it in its interface.
     pub control: Option<Control>,
     /// Traffic classes of a stack, queue by queue; none: all queues are equal.
     pub classes: Vec<ClassSpec>,
-    /// Which services, highest priority first.
+    /// The services, highest priority first.
     pub services: Vec<ServiceSpec>,
-    /// They are on circuits 0.PORT in place of ports of UDP.
+    /// The services use circuits 0.PORT instead of UDP ports.
     #[serde(default)]
     pub circuits: bool,
-    /// Served over TCP, in place of the services.
+    /// The TCP service, instead of the services.
     pub tcp: Option<TcpSpec>,
-    /// Each service has a thread of its own, as if it were a process, and one
-    /// more only computes, over so many bytes of memory: LRP's worker.
+    /// Each service has its own thread, as if it were a process. One more thread only
+    /// computes, over this many bytes of memory: LRP's worker.
     pub compute: Option<usize>,
-    /// Further processes on the services' processor: applications of the same manager, each
-    /// of a user of its own, or of the kernel's sockets.
+    /// Further processes on the services' processor: applications of the same manager,
+    /// each with its own user, or of the kernel's sockets.
     pub beside: Vec<Beside>,
-    /// The manager is killed and started again so often, ms.
+    /// Interval at which the manager is killed and restarted, ms.
     pub kill_manager_ms: Option<u32>,
 }
 
-/// An application beside the one that is measured.
+/// An application beside the measured one.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Beside {
@@ -190,19 +190,19 @@ pub enum Beside {
     Serves(ServiceSpec),
     /// It stands still (SIGSTOP) once it could serve: it neither polls nor receives.
     Stopped(ServiceSpec),
-    /// It has no socket and computes over so many bytes of memory: LRP's worker.
+    /// It has no socket and computes over this many bytes of memory: LRP's worker.
     Computes(usize),
-    /// It has this port, and does its worst or, to compare with, nothing.
+    /// It owns this port, and does its worst or, for comparison, nothing.
     Hostile {
         /// UDP.
         port: u16,
-        /// Whether it does.
+        /// Whether it attacks.
         attacks: bool,
     },
 }
 
 impl Beside {
-    /// Its service, where it has one.
+    /// Returns its service, if it has one.
     pub fn service(&self) -> Option<ServiceSpec> {
         match self {
             Beside::Serves(service) | Beside::Stopped(service) => Some(*service),
@@ -214,32 +214,32 @@ impl Beside {
 /// A service to run.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct ServiceJob {
-    /// The service, and on which system.
+    /// The service, and its system.
     pub setup: Setup,
-    /// Queues of the interface for a stack to take.
+    /// Queues of the interface that a stack takes.
     pub queues: u32,
     /// Processor of the threads of host architectures.
     pub cpu: usize,
-    /// Where the services count.
+    /// Path of the services' counters.
     pub counters: PathBuf,
-    /// Processor of the thread that answers the lab: not the services', which
-    /// may be livelocked. `None`: the services'.
+    /// Processor of the thread that answers the lab: not the services', which may be
+    /// livelocked. `None`: the services'.
     pub watcher_cpu: Option<usize>,
-    /// Whose the device is, where it is a manager's.
+    /// The manager, if it owns the device.
     #[serde(default)]
     pub managed: Option<Managed>,
-    /// Namespace of the veth's other end, where that steers.
+    /// Namespace of the veth's other end, if that steers.
     #[serde(default)]
     pub steering: Option<String>,
 }
 
-/// What a service over TCP does.
+/// The kind of a TCP service.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum TcpKind {
-    /// Sends back what comes (RFC 862).
+    /// Sends the received bytes back (RFC 862).
     Echo,
-    /// Throws away what comes (RFC 863).
+    /// Discards the received bytes (RFC 863).
     Discard,
     /// Serves the files of a directory by HTTP.
     Http {
@@ -247,20 +247,20 @@ pub enum TcpKind {
         root: PathBuf,
         /// Floating-point multiplications for each request.
         work: u32,
-        /// What a client may take.
+        /// The limits of a client.
         #[serde(default)]
         limits: http::Limits,
     },
     /// A forwarding proxy.
     Proxy(proxy::Spec),
-    /// A program of somebody else's, on Linux or by `tidewall run` ([`System::Run`]).
+    /// A third-party program, on Linux or by `tidewall run` ([`System::Run`]).
     Program(Program),
 }
 
 /// A service over TCP.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct TcpSpec {
-    /// What it does.
+    /// Its kind.
     pub kind: TcpKind,
     /// Its port.
     pub port: u16,
@@ -273,14 +273,14 @@ pub struct TcpSpec {
     /// How it waits for its connections.
     #[serde(default)]
     pub waiting: Waiting,
-    /// Count the processor time of the calls that wait and of those that open
-    /// connections, where nothing can sample it.
+    /// Count the CPU time of the calls that wait and of those that open connections, if
+    /// sampling is impossible.
     #[serde(default)]
     pub timed: bool,
 }
 
 impl TcpSpec {
-    /// A service at `port` and at no other, waiting in the usual way.
+    /// Creates a service at `port` only, with the default way of waiting.
     pub fn new(kind: TcpKind, port: u16) -> Self {
         TcpSpec {
             kind,
@@ -292,7 +292,7 @@ impl TcpSpec {
         }
     }
 
-    /// What it is called in results, where that is not the system's name.
+    /// Returns its name in results, if that is not the system's name.
     pub fn name(&self, on_linux: bool) -> Option<&'static str> {
         match &self.kind {
             TcpKind::Program(program) => (self.waiting == Waiting::Named).then(|| program.name()),
@@ -306,7 +306,7 @@ impl TcpSpec {
 pub struct ClassSpec {
     /// Local ports whose datagrams belong to it.
     pub ports: Vec<u16>,
-    /// Largest Bp of its queue, frames a round; `None`: as the stack.
+    /// Largest Bp of its queue, frames per round; `None`: the stack's.
     #[serde(default)]
     pub budget: Option<u32>,
 }
@@ -318,10 +318,10 @@ pub struct LoadJob {
     pub spec: LoadSpec,
     /// Counters of the service, sampled while the load is measured.
     pub counters: Option<PathBuf>,
-    /// The service's process and processor, whose time is sampled then too.
+    /// The service's process and processor, whose time is sampled then, too.
     #[serde(default)]
     pub watch: Option<Watch>,
-    /// Samples are this far apart, ms; 0: the usual 200.
+    /// Interval between samples, ms; 0: the default of 200.
     #[serde(default)]
     pub every_ms: u32,
     /// Keep every sample.
@@ -330,7 +330,7 @@ pub struct LoadJob {
 }
 
 impl LoadJob {
-    /// A load that nobody looks at.
+    /// Returns the job of an unobserved load.
     pub(crate) fn unwatched(spec: LoadSpec) -> Self {
         LoadJob {
             spec,
@@ -342,18 +342,18 @@ impl LoadJob {
     }
 }
 
-/// What became of a load.
+/// The results of a load.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct LoadOutcome {
     /// The generator's own report.
     pub report: LoadReport,
-    /// Datagrams/s that each service took while the load was measured, in the
-    /// order of the services.
+    /// Datagrams/s that each service received while the load was measured, in the order
+    /// of the services.
     pub delivered: Vec<f64>,
-    /// How the watched process and processor spent the same time.
+    /// Usage of the watched process and processor in the same time.
     #[serde(default)]
     pub usage: Option<Usage>,
-    /// Every sample, warm-up included, if they were asked for.
+    /// Every sample, warm-up included, if requested.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub trace: Vec<TracePoint>,
 }
@@ -363,9 +363,9 @@ pub struct LoadOutcome {
 pub struct TracePoint {
     /// Seconds since the run began.
     pub at: f64,
-    /// Datagrams that each service has taken so far.
+    /// Datagrams that each service has received so far.
     pub received: Vec<u64>,
-    /// Requests since the sample before.
+    /// Requests since the previous sample.
     pub ping: Option<PingCounts>,
     /// Their round trips.
     pub latency: Option<Latency>,
@@ -374,25 +374,25 @@ pub struct TracePoint {
 /// Priority of the workers' sessions (sched(7), autogrouping), as a nice value.
 const SESSION_NICE: i32 = -20;
 
-/// True where a session's tasks share the weight of one.
+/// Returns true if a session's tasks share the weight of one.
 fn sessions_are_grouped() -> bool {
     let enabled = fs::read_to_string("/proc/sys/kernel/sched_autogroup_enabled");
     enabled.is_ok_and(|enabled| enabled.trim() == "1")
 }
 
-/// The body of the hidden subcommand `lab-worker`.
+/// Runs the hidden subcommand `lab-worker`.
 ///
 /// # Errors
-/// A job that cannot be read; what the stack or the load reports.
+/// An unreadable job; the error of the stack or the load.
 pub fn worker_main(json: &str) -> anyhow::Result<()> {
     let job: Job = serde_json::from_str(json).context("this is no job of the lab's")?;
-    // A session of its own: a Ctrl-C at the terminal reaches the lab alone, which
-    // then ends its workers in order. Fails only for a process group leader, which
-    // is apart already.
+    // A separate session: a Ctrl-C at the terminal reaches only the lab, which then ends
+    // its workers in order. Fails only for a process group leader, which is separate
+    // already.
     let _ = setsid();
     set_parent_process_death_signal(Some(Signal::KILL))?;
-    // With automatic grouping a session's share of the processor is one task's;
-    // the weights are to be those of the tasks. Not every kernel has it.
+    // With automatic grouping, a session's share of the processor is that of one task;
+    // the weights must be those of the tasks. Not every kernel has it.
     let _ = fs::write("/proc/self/autogroup", SESSION_NICE.to_string());
     match job {
         Job::Service(job) => service::serve(&job),
@@ -426,7 +426,7 @@ pub fn worker_main(json: &str) -> anyhow::Result<()> {
     }
 }
 
-/// This process competes as one of that nice value, whether sessions are grouped or not.
+/// Makes this process compete with that nice value, whether sessions are grouped or not.
 fn become_nice(nice: i32) -> anyhow::Result<()> {
     setpriority_process(None, nice)?;
     // Not every kernel has it.
@@ -434,7 +434,7 @@ fn become_nice(nice: i32) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// As [`become_nice`]; under -20: SCHED_FIFO, with the lowest priority there.
+/// Acts as [`become_nice`]; under -20: SCHED_FIFO, with the lowest priority there.
 fn compete_as(nice: i32) -> anyhow::Result<()> {
     match nice {
         nice @ -20.. => become_nice(nice),
@@ -442,8 +442,8 @@ fn compete_as(nice: i32) -> anyhow::Result<()> {
     }
 }
 
-/// What competes with a manager in Black and Crosby's Figure 2: processing by programs and by
-/// the kernel.
+/// Runs the competitor of a manager in Black and Crosby's Figure 2: processing by
+/// programs and by the kernel.
 fn pipeline() -> anyhow::Result<()> {
     const PIPELINE: &str =
         "while :; do cat /proc/kallsyms | tr a-z A-Z | sort | wc >/dev/null; done";

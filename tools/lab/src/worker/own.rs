@@ -14,12 +14,12 @@ use super::service::until_input_ends;
 /// Runs the command until the standard input ends; it is ready with its first line.
 pub(super) fn run(arguments: &[String]) -> anyhow::Result<()> {
     let program = std::env::current_exe().context("cannot find my own program")?;
-    // It ends with its input, so that the command can put things back.
+    // The worker ends with its input, so that the command can restore settings.
     let asked = Arc::new(AtomicBool::new(false));
     for signal in [signal_hook::consts::SIGTERM, signal_hook::consts::SIGINT] {
         signal_hook::flag::register(signal, asked.clone())?;
     }
-    // It dies with this worker, however that ends.
+    // The command dies with this worker, however that ends.
     let mut child = Command::new("setpriv")
         .args(["--pdeathsig", "KILL"])
         .arg(program)
@@ -36,7 +36,7 @@ pub(super) fn run(arguments: &[String]) -> anyhow::Result<()> {
         arguments.join(" "),
         child.wait()?
     );
-    // What it says at the end must go somewhere.
+    // The output at its end must be read.
     let rest = thread::spawn(move || lines.map_while(Result::ok).for_each(drop));
     println!("ready");
     let ended = until_input_ends(|_| Ok(()));

@@ -1,5 +1,5 @@
-//! Real servers, as Debian has them: configured here, one process on the processor of its
-//! worker, no logs, no disk; on the kernel's sockets, or by `tidewall run`.
+//! Real servers, as packaged by Debian: configured here, one process on its worker's
+//! processor, no logs, no disk; on the kernel's sockets, or by `tidewall run`.
 
 use std::fs;
 use std::io::{Read, Write};
@@ -23,21 +23,21 @@ use super::datagrams::{DatagramsJob, READY};
 use super::service::until_input_ends;
 use crate::command::{self, absolute};
 
-/// What a cache has, and where.
+/// The key and value in a cache.
 pub(crate) const KEY: &str = "key:0000001";
 /// 100 bytes.
 pub(crate) const VALUE: &str = "0123456789012345678901234567890123456789012345678901234567890123456789\
                                 012345678901234567890123456789";
-/// What has an address in a cache of names.
+/// The name in a DNS cache.
 pub(crate) const NAME: &str = "cached.example.net";
-/// Variable that has the library say on standard error what it promotes.
+/// Variable that makes the library print on standard error which sockets it promotes.
 pub(super) const SAYS: &str = "TIDEWALL_DEBUG";
 /// Time for `tidewall run` to end.
 const END: Duration = Duration::from_secs(5);
 
-/// Time for a program to listen.
+/// Time until a program listens.
 const START: Duration = Duration::from_secs(10);
-/// How often it is looked after.
+/// How often it is checked.
 const LOOK: Duration = Duration::from_millis(20);
 /// Connections and other files that a program may have open.
 const FILES: u64 = 1 << 20;
@@ -46,8 +46,8 @@ const FILES: u64 = 1 << 20;
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Program {
-    /// Squid as the reverse proxy of one origin, which asks it of each document
-    /// whether it has changed.
+    /// Squid as the reverse proxy of one origin, which it asks for each document whether
+    /// that has changed.
     Squid {
         /// The origin.
         origin: SocketAddr,
@@ -56,47 +56,47 @@ pub enum Program {
     Nginx {
         /// The directory.
         root: PathBuf,
-        /// By sendfile(2). Otherwise nginx copies: of small files Linux serves three times as
-        /// many so as by sendfile(2) behind a cork.
+        /// By sendfile(2). Otherwise nginx copies: Linux serves three times as many small
+        /// files that way as by sendfile(2) behind a cork.
         #[serde(default)]
         sendfile: bool,
     },
-    /// HAProxy handing each TCP connection to one of these servers.
+    /// HAProxy, which hands each TCP connection to one of these servers.
     Haproxy {
         /// The servers.
         servers: Vec<SocketAddr>,
     },
-    /// HAProxy handing each request (HTTP) to one of these servers, over connections that it
-    /// keeps.
+    /// HAProxy, which hands each request (HTTP) to one of these servers, over persistent
+    /// connections.
     HaproxyHttp {
         /// The servers.
         servers: Vec<SocketAddr>,
     },
-    /// Twemproxy before these servers of Redis.
+    /// Twemproxy in front of these Redis servers.
     Twemproxy {
         /// The servers.
         servers: Vec<SocketAddr>,
     },
-    /// A server of Redis that keeps nothing on a disk, and has `VALUE` at `KEY`.
+    /// A Redis server without persistence, with `VALUE` at `KEY`.
     Redis,
     /// memcached with one thread, over TCP; it has `VALUE` at `KEY`.
     Memcached,
-    /// Unbound with one thread, which has the address of `NAME` in its cache.
+    /// Unbound with one thread, with the address of `NAME` in its cache.
     Unbound,
-    /// An event loop over datagram sockets ([`tidewall_service::serve_events`]), a worker of
-    /// this very program.
+    /// An event loop over datagram sockets ([`tidewall_service::serve_events`]), a worker
+    /// of this very program.
     Datagrams(DatagramsJob),
     /// `tidewall acp-bridge`, this very program.
     AcpBridge {
-        /// Which of the bridge's sides: `client` or `member`.
+        /// Side of the bridge: `client` or `member`.
         side: String,
-        /// Where its connections go on to.
+        /// Destination of its connections.
         to: SocketAddr,
     },
 }
 
 impl Program {
-    /// Its name in results, which is the program's.
+    /// Returns its name in results, which is the program's.
     pub fn name(&self) -> &'static str {
         match self {
             Program::Squid { .. } => "squid",
@@ -111,7 +111,7 @@ impl Program {
         }
     }
 
-    /// What is executed.
+    /// Returns the name of its executable.
     pub(crate) fn executable(&self) -> &'static str {
         match self {
             Program::Twemproxy { .. } => "nutcracker",
@@ -120,20 +120,20 @@ impl Program {
         }
     }
 
-    /// Whether it is installed.
+    /// Returns whether it is installed.
     pub fn is_there(&self) -> bool {
         let own = matches!(self, Program::AcpBridge { .. } | Program::Datagrams(_));
         (own || absolute(self.executable()).is_ok()) && absolute("setpriv").is_ok()
     }
 
-    /// The whole configuration, for a server at `port` that keeps everything in
+    /// Returns the whole configuration, for a server at `port` that keeps everything in
     /// `directory`.
     fn configuration(&self, port: u16, directory: &Path, files: u64) -> String {
         let directory = directory.display();
         match self {
-            // The default `..._extras` have the client's name (`%>A`), for which Squid asks a
-            // name server at each connection: walking through the queries without answers took
-            // a third of the processor.
+            // The default `..._extras` contain the client's name (`%>A`), for which Squid
+            // asks a name server at each connection. Searching the queries without
+            // answers took a third of the processor.
             Program::Squid { origin } => format!(
                 "http_port {port} accel defaultsite={} no-vhost\n\
                  cache_peer {} parent {} 0 no-query no-digest originserver name=origin connect-timeout=5\n\
@@ -236,14 +236,14 @@ impl Program {
         }
     }
 
-    /// Executes it; `interface`: by `tidewall run`, on this interface.
+    /// Builds the command; `interface`: by `tidewall run`, on this interface.
     fn command(
         &self,
         port: u16,
         configuration: &Path,
         interface: Option<&str>,
     ) -> anyhow::Result<Command> {
-        // It dies with this worker, however that ends.
+        // The program dies with this worker, however that ends.
         let setpriv = absolute("setpriv")?;
         let mut command = Command::new(&setpriv);
         command.args(["--pdeathsig", "KILL"]);
@@ -251,12 +251,12 @@ impl Program {
             command.arg(std::env::current_exe()?);
             command.args(["run", "--interface", interface, "--", &setpriv]);
             command.args(["--pdeathsig", "KILL"]).env(SAYS, "1");
-            // What is measured begins with its first client.
+            // Measuring begins with its first client.
             command.env("TIDEWALL_PROMOTE", "at-once");
         }
         match self {
             Program::Squid { .. } => {
-                // It does not run as root.
+                // The program does not run as root.
                 command
                     .args(["--reuid", "proxy", "--regid", "proxy", "--clear-groups"])
                     .arg(absolute("squid")?)
@@ -308,7 +308,7 @@ impl Program {
         Ok(command)
     }
 
-    /// Gives a cache what clients will ask for, over the loopback.
+    /// Fills a cache with the clients' data, over the loopback.
     fn fill(&self, mut connection: TcpStream, configuration: &Path) -> anyhow::Result<()> {
         let (request, answer) = match self {
             Program::Redis => (format!("SET {KEY} {VALUE}\r\n"), "+OK\r\n"),
@@ -333,7 +333,8 @@ impl Program {
     }
 }
 
-/// As `unbound-control dump_cache` writes it, to keep for a day.
+/// Fills Unbound's cache in the format of `unbound-control dump_cache`, to keep for a
+/// day.
 fn fill_unbound(configuration: &Path) -> anyhow::Result<()> {
     let dump = format!(
         "START_RRSET_CACHE\n;rrset 86400 1 0 8 3\n{NAME}.\t86400\tIN\tA\t192.0.2.1\nEND_RRSET_CACHE\n\
@@ -354,12 +355,12 @@ fn fill_unbound(configuration: &Path) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// A running program; dropping it ends it and removes what it wrote.
+/// A running program; dropping it ends it and removes its files.
 struct Running {
     child: Child,
     directory: PathBuf,
-    /// It is `tidewall run`, which puts the interface back before it ends, or Squid, which
-    /// leaves shared memory behind otherwise.
+    /// To be ended in order: `tidewall run`, which restores the interface first, or
+    /// Squid, which leaves shared memory behind otherwise.
     in_order: bool,
 }
 
@@ -391,8 +392,8 @@ pub(super) fn run(program: &Program, port: u16) -> anyhow::Result<()> {
     })
 }
 
-/// Runs a program until `stop` is set, by `tidewall run` where an `interface` is named;
-/// `serving` is its process then. `ready` is called once it listens.
+/// Runs a program until `stop` is set, by `tidewall run` if an `interface` is named;
+/// `serving` is its process then. Calls `ready` once it listens.
 pub(super) fn serve(
     program: &Program,
     port: u16,
@@ -402,7 +403,7 @@ pub(super) fn serve(
     ready: impl FnOnce(),
 ) -> anyhow::Result<()> {
     let files = tidewall_sys::raise_open_files(FILES)?;
-    // Of this network namespace alone, which goes: Squid does not run as root.
+    // Only for this network namespace, which is temporary: Squid does not run as root.
     fs::write("/proc/sys/net/ipv4/ip_unprivileged_port_start", "0")
         .context("cannot let a program without privileges have a port below 1024")?;
     if interface.is_some() {
@@ -453,7 +454,7 @@ pub(super) fn serve(
         program.fill(connection, &configuration)?;
     }
     if interface.is_some() {
-        // What stays with the kernel would be measured in its place.
+        // Otherwise sockets that stay with the kernel would be measured instead.
         let process = running.until(program, stop, "is not on Tidewall", Running::promoted)?;
         serving.store(process, Ordering::Relaxed);
     }
@@ -465,18 +466,20 @@ pub(super) fn serve(
     Ok(())
 }
 
-/// A process to be served by a manager of its own: where managers pin and listen is seen by
-/// this worker, and what it starts, alone.
+/// Prepares a process that its own manager serves: only this worker and its children see
+/// where managers pin and listen.
 pub(super) fn private_places() -> anyhow::Result<()> {
     fs::create_dir_all(places::SOCKETS)?;
-    // `ip netns exec` has made a mount namespace of our own, which goes with us.
+    // `ip netns exec` has created a mount namespace for this process, which disappears
+    // with it.
     command::run("mount", &["-t", "bpf", "tw-bpf", "/sys/fs/bpf"]).context("a bpffs is needed")?;
     command::run("mount", &["-t", "tmpfs", "tw-run", places::SOCKETS])?;
     Ok(())
 }
 
 impl Running {
-    /// Looks until there is something, or the program has ended, or it takes too long.
+    /// Checks repeatedly until there is a result, the program has ended, or it takes too
+    /// long.
     fn until<T>(
         &mut self,
         program: &Program,
@@ -497,13 +500,13 @@ impl Running {
         }
     }
 
-    /// The process whose socket has become the stack's, as it says itself (docs/preload.md,
-    /// "The report").
+    /// Returns the process whose socket has become the stack's, as it reports itself
+    /// (docs/preload.md, "The report").
     fn promoted(&self) -> Option<u32> {
         promoted(&self.errors())
     }
 
-    /// The text that it has written to standard error.
+    /// Returns the text of its standard error.
     fn errors(&self) -> String {
         fs::read_to_string(self.directory.join("errors")).unwrap_or_default()
     }
@@ -523,7 +526,7 @@ impl Running {
     }
 }
 
-/// The process of a socket that has become the stack's.
+/// Returns the process of a socket that has become the stack's.
 pub(super) fn promoted(said: &str) -> Option<u32> {
     said.lines().find_map(|line| {
         let mut fields = line.strip_prefix("tidewall: ")?.split('\t');
@@ -587,7 +590,7 @@ mod tests {
 
     #[test]
     fn a_program_that_is_not_there_is_told() {
-        // Debian's own directories are looked into, nothing else.
+        // Only Debian's own directories are searched.
         let there = Path::new("/usr/sbin/squid").exists() || Path::new("/usr/bin/squid").exists();
         let squid = Program::Squid {
             origin: "10.77.0.1:8080".parse().unwrap(),

@@ -1,13 +1,14 @@
-//! The worker that is both ends of connections whose every segment is the same (frames of
-//! ACP, docs/acp.md), over the device crate alone: what a kernel's TCP sends of these does not
-//! keep up with what lies between, be that a switch or a kernel's TCP itself.
+//! The worker that is both ends of connections whose segments are all the same (frames of
+//! ACP, docs/acp.md), over the device crate only. A kernel's TCP cannot send such
+//! segments as fast as the intermediary forwards them, whether that is a switch or a
+//! kernel's TCP itself.
 //!
-//! It makes no more of TCP than such a transfer needs: peers open connections, give the same
-//! frame again and again as far as windows allow, and begin again at the first
-//! unacknowledged one when acknowledgments fail to come; members take what comes in order
-//! and acknowledge every [`ACKNOWLEDGE`]th frame, and what is left when nothing more has
-//! come. One thread for all, which never sleeps. Segments that are longer than a frame of memory
-//! leave by a packet socket.
+//! It implements only as much of TCP as such a transfer needs. Peers open connections and
+//! send the same frame repeatedly as far as windows allow. They restart at the first
+//! unacknowledged frame if acknowledgments fail to arrive. Members accept frames in order
+//! and acknowledge every [`ACKNOWLEDGE`]th one, and the rest when nothing more has
+//! arrived. One thread serves all, and never sleeps. Segments longer than a frame of
+//! memory leave by a packet socket.
 
 use std::io;
 use std::net::SocketAddr;
@@ -32,21 +33,23 @@ use super::forwarding::{ForwardSide, Side, flush};
 use super::frames::FrameSegment;
 use super::service::until_input_ends;
 
-/// Segments that are under way at once, of all connections: fewer than a veth's ring holds
-/// (256), so that none is lost on the way.
+/// Segments in flight, of all connections: fewer than a veth's ring holds (256), so that
+/// none is lost on the way.
 const UNDER_WAY: u32 = 192;
-/// Frames of a connection that are acknowledged together, at most: no more than half of a window.
+/// Most frames of a connection that are acknowledged together: no more than half of a
+/// window.
 const ACKNOWLEDGE: u32 = 8;
-/// After so long without an acknowledgment a peer begins again at the first frame without.
+/// Time without an acknowledgment after which a peer restarts at the first unacknowledged
+/// frame.
 const REPEAT: Duration = Duration::from_millis(20);
-/// How long connections may take to open.
+/// Time for connections to open.
 const OPENING: Duration = Duration::from_secs(5);
 /// Ethernet, IPv4 or IPv6, and the longest TCP header.
 const HEADERS_MAX: usize = 14 + 40 + 60;
-/// Shift of the windows that ends offer: [`UNDER_WAY`] segments of 9,000 bytes, of eight
-/// connections, are in them.
+/// Shift of the windows that ends offer: they hold [`UNDER_WAY`] segments of 9,000 bytes,
+/// of eight connections.
 const WINDOW_SCALE: u8 = 2;
-/// Of Ethernet's MTU; ends of longer segments say theirs.
+/// Segment size for Ethernet's MTU; ends with longer segments announce theirs.
 const SEGMENT_SIZE: u16 = 1460;
 /// Initial sequence numbers of peers and of members.
 const INITIAL: u32 = 1 << 20;
@@ -54,28 +57,27 @@ const INITIAL: u32 = 1 << 20;
 /// Both ends.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct SegmentJob {
-    /// The peers', of which each port has a connection, and the members', all at the first
-    /// port. Of each the first address counts.
+    /// The peers' side, with one connection for each port, and the members', all at the
+    /// first port. The first address of each counts.
     pub sides: [ForwardSide; 2],
-    /// What peers connect to.
+    /// Address to which peers connect.
     pub server: SocketAddr,
     /// Payload of each segment.
     pub segment: FrameSegment,
 }
 
-/// What became of the segments so far.
+/// The counts of segments so far.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct SegmentCounts {
-    /// Frames that members took, each once and in order.
+    /// Frames that members accepted, each once and in order.
     pub frames: u64,
     /// Segments that were sent again.
     pub repeated: u64,
-    /// Time of rounds in which there was nothing to do, ns: who stands between was waited
-    /// for.
+    /// Time of rounds without work, ns: the ends waited for the intermediary.
     pub idle: u64,
 }
 
-/// Opens the connections and gives frames until the end of the input; answers the line
+/// Opens the connections and sends frames until the end of the input; answers the line
 /// `frames` with [`SegmentCounts`].
 pub(super) fn run(job: &SegmentJob) -> anyhow::Result<()> {
     let mut ends = Ends::open(job)?;
@@ -103,7 +105,8 @@ pub(super) fn run(job: &SegmentJob) -> anyhow::Result<()> {
 
 #[derive(Default)]
 struct Counts {
-    /// Bytes of frames that members took: a kernel's TCP between does not keep to frames.
+    /// Bytes of frames that members accepted: a kernel's TCP in between does not preserve
+    /// frame boundaries.
     bytes: AtomicU64,
     repeated: AtomicU64,
     idle: AtomicU64,
@@ -132,13 +135,13 @@ struct Ends {
 /// One side's interface.
 struct Port {
     side: Side,
-    /// Frames to send.
+    /// Free frames for sending.
     free: Vec<Frame>,
     batch: Vec<Received>,
     datagram: Vec<u8>,
 }
 
-/// A received frame, and the pieces that hang on it.
+/// A received frame, and the pieces attached to it.
 struct InMemory<'a> {
     memory: &'a FrameMemory,
     frame: &'a Frame,
@@ -156,20 +159,20 @@ struct Peer {
     open: bool,
     acked: u32,
     next: u32,
-    /// First number beyond the window.
+    /// First sequence number beyond the window.
     edge: u32,
-    /// Shift of the windows that come.
+    /// Shift of the received windows.
     scale: u8,
-    /// What it acknowledges.
+    /// The sequence number that it acknowledges.
     received: u32,
-    /// When something was acknowledged, or asked for again.
+    /// Time of the last acknowledgment, or retransmission.
     since: Instant,
 }
 
 /// A connection, seen from its member.
 struct Member {
     flow: FourTuple,
-    /// The number that is to come.
+    /// The next expected sequence number.
     next: u32,
     /// Frames that are not acknowledged.
     due: u32,
@@ -187,7 +190,8 @@ fn header(flow: &FourTuple, sequence: u32, acknowledgment: u32, flags: Flags) ->
     }
 }
 
-/// The options of a SYN from where segments of so many bytes are sent and taken.
+/// Returns the options of a SYN from an end that sends and accepts segments of this many
+/// bytes.
 fn syn_options(segment: usize) -> Options {
     let longest = u16::try_from(segment).unwrap_or(u16::MAX);
     Options {
@@ -227,8 +231,8 @@ impl Port {
         }
     }
 
-    /// Queues a segment with a payload of this sum, or sends it if it is longer than a frame;
-    /// false when there is no room.
+    /// Queues a segment with a payload of this sum, or sends it if it is longer than a
+    /// frame; returns false without room.
     fn give(
         &mut self,
         flow: &FourTuple,
@@ -255,7 +259,7 @@ impl Port {
         }
     }
 
-    /// Queues a segment; false when there is no room.
+    /// Queues a segment; returns false without room.
     fn send(&mut self, flow: &FourTuple, header: Header, payload: &[u8]) -> anyhow::Result<bool> {
         let link = self.link();
         let Some(queue) = self.side.queues.first_mut() else {
@@ -288,7 +292,7 @@ impl Port {
         Ok(())
     }
 
-    /// Hands over each segment that has come; true when there were any.
+    /// Hands over each received segment; returns true if there were any.
     fn receive(
         &mut self,
         mut each: impl FnMut(&mut Self, &SegmentInPieces<'_>) -> anyhow::Result<()>,
@@ -301,7 +305,7 @@ impl Port {
             let [network, transport, end] =
                 [metadata.network, metadata.transport, metadata.end].map(usize::from);
             let checked = InputOptions {
-                // Both ends and who stands between are on this host.
+                // Both ends and the intermediary are on this host.
                 checksum_offload_possible: true,
                 verified: false,
             };
@@ -314,7 +318,7 @@ impl Port {
                 packet.get(network..end)
             });
             let segment = bytes.map(|it| tcp::input_in_pieces(it, transport - network, &checked));
-            // What is damaged comes again.
+            // A damaged segment is retransmitted.
             if let Some(Ok(segment)) = segment {
                 each(self, &segment)?;
             }
@@ -341,11 +345,12 @@ impl Peer {
         }
     }
 
-    /// Takes an acknowledgment, or the answer to its SYN; what that is to be answered with.
+    /// Processes an acknowledgment, or the answer to its SYN; returns the reply, if any.
     fn hear(&mut self, heard: &Header, now: Instant) -> anyhow::Result<Option<Header>> {
         if !self.open && !heard.flags.contains(Flags::SYN) {
-            // The kernel still knows a connection of these ports, of ends that are gone: it
-            // forgets it by this (RFC 9293, 3.10.7.3), and the next SYN begins a new one.
+            // The kernel still knows a connection of these ports, of ends that are gone.
+            // This reset makes it forget that (RFC 9293, 3.10.7.3), and the next SYN
+            // begins a new one.
             let reset = header(&self.flow, heard.acknowledgment, 0, Flags::RST);
             return Ok(Some(reset).filter(|_| !heard.flags.contains(Flags::RST)));
         }
@@ -374,7 +379,7 @@ impl Peer {
         Ok(answers.then_some(ack))
     }
 
-    /// The next segment, if no more than `most` bytes are then under way.
+    /// Returns the next segment, if no more than `most` bytes are then in flight.
     fn give(&mut self, length: u32, most: u32) -> Option<Header> {
         let end = self.next.wrapping_add(length);
         let fits = end.wrapping_sub(self.acked) <= most
@@ -401,7 +406,7 @@ impl Ends {
         })
     }
 
-    /// Until every connection is open.
+    /// Waits until every connection is open.
     fn connect(&mut self) -> anyhow::Result<()> {
         let end = Instant::now() + OPENING;
         let mut asked = None::<Instant>;
@@ -429,8 +434,8 @@ impl Ends {
             let gave = self.give(now)?;
             let received = self.receive(now)?;
             if !gave && !received {
-                // What a veth delivers while its receiver sleeps runs on this processor,
-                // in ksoftirqd after a while.
+                // Frames that a veth delivers while its receiver sleeps are handled on
+                // this processor, in ksoftirqd after a while.
                 std::thread::sleep(Duration::from_micros(5));
             }
             let began = std::mem::replace(&mut now, Instant::now());
@@ -442,7 +447,7 @@ impl Ends {
         Ok(())
     }
 
-    /// Sends what may be under way; true when that was anything.
+    /// Sends everything that may be in flight; returns true if that was anything.
     fn give(&mut self, now: Instant) -> anyhow::Result<bool> {
         let length = self.payload.len() as u32;
         let each = UNDER_WAY / self.giving.len().max(1) as u32;
@@ -472,7 +477,7 @@ impl Ends {
         Ok(any)
     }
 
-    /// Takes what has come to either side; true when that was anything.
+    /// Receives frames on both sides; returns true if there were any.
     fn receive(&mut self, now: Instant) -> anyhow::Result<bool> {
         let giving = &mut self.giving;
         let heard = self.peers.receive(|port, segment| {
@@ -521,8 +526,8 @@ impl Ends {
 }
 
 impl Member {
-    /// How many bytes a segment has brought that were to come.
-    /// Frames have `frame` bytes each.
+    /// Returns how many expected bytes a segment has brought. Frames have `frame` bytes
+    /// each.
     fn take(&mut self, segment: &SegmentInPieces<'_>, frame: u32) -> u64 {
         if segment.header.sequence != self.next {
             return 0;

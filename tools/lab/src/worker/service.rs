@@ -32,7 +32,7 @@ use crate::testbed::{CLIENT, CLIENT_INTERFACE, SERVER_INTERFACE};
 /// Packets dropped so far, by place.
 pub(crate) type Drops = BTreeMap<String, u64>;
 
-/// What a service worker answers.
+/// A service worker's answer.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub(crate) struct Account {
     /// Packets dropped so far, by place.
@@ -44,7 +44,7 @@ pub(crate) struct Account {
 }
 
 impl Account {
-    /// Packets that found the buffer of their socket full, so far: those that
+    /// Returns the packets so far that found the buffer of their socket full: those that
     /// cost the receiver something before they were lost.
     pub(crate) fn overflowed(&self) -> u64 {
         ["channel", "socket queue", "full socket", "socket buffer"]
@@ -143,7 +143,7 @@ pub(super) fn serve(job: &ServiceJob) -> anyhow::Result<()> {
 /// All addresses.
 const ANY: IpAddr = IpAddr::V4(Ipv4Addr::UNSPECIFIED);
 
-/// The process that serves, where it is not this one.
+/// The process that serves, if it is not this one.
 static SERVING: AtomicU32 = AtomicU32::new(0);
 
 fn serve_linux(
@@ -212,7 +212,7 @@ fn serve_stack(
     }
 }
 
-/// Serves over UDP: on one thread, or on a thread for each service.
+/// Serves over UDP: on one thread, or on one thread for each service.
 fn serve_datagrams<H: tidewall_service::Host>(
     host: &(impl Fn() -> H + Sync),
     job: &ServiceJob,
@@ -267,15 +267,15 @@ fn serve_datagrams<H: tidewall_service::Host>(
     Ok(())
 }
 
-/// Says that the services can be used.
+/// Reports that the services can be used.
 fn say_ready() {
     println!("ready");
-    // A parent that is gone will end us anyway.
+    // If the parent is gone, this worker ends anyway.
     let _ = std::io::stdout().flush();
 }
 
-/// Answers the lab from a thread of its own, and begins to compute if that is
-/// part of the job.
+/// Answers the lab from a separate thread, and begins to compute if that is part of the
+/// job.
 fn answer(
     job: &ServiceJob,
     stop: &Arc<AtomicBool>,
@@ -328,8 +328,8 @@ pub(super) fn until_input_ends(
     Ok(())
 }
 
-/// Runs `work` in a thread of its own until the line `report`, which is answered with
-/// what it returns, or the end of the input.
+/// Runs `work` in a separate thread until the line `report`, which it answers with the
+/// result, or the end of the input.
 pub(super) fn run_until_report<R: Serialize + Send + 'static>(
     work: impl FnOnce(&AtomicBool) -> anyhow::Result<R> + Send + 'static,
 ) -> anyhow::Result<()> {
@@ -354,7 +354,7 @@ pub(super) fn run_until_report<R: Serialize + Send + 'static>(
     answered
 }
 
-/// What Linux dropped.
+/// Returns the packets that Linux dropped.
 fn account_of_linux() -> Account {
     Account {
         drops: drops_of_linux(),
@@ -362,7 +362,8 @@ fn account_of_linux() -> Account {
     }
 }
 
-/// What a Tidewall stack dropped, and what its receive control does.
+/// Returns the packets that a Tidewall stack dropped, and the state of its receive
+/// control.
 fn account_of_stack(snapshot: &StackSnapshot) -> Account {
     Account {
         drops: serde_json::to_value(snapshot)
@@ -373,9 +374,9 @@ fn account_of_stack(snapshot: &StackSnapshot) -> Account {
     }
 }
 
-/// Picks the ways to die out of a snapshot, and gives them the places' names
-/// of the result files. Ways that the driver program shares with passing on to the
-/// kernel are not drops.
+/// Extracts the kinds of drops from a snapshot, under the names of places in the result
+/// files. Kinds that the driver program shares with passing frames on to the kernel are
+/// not drops.
 pub(super) fn drops_of_snapshot(snapshot: &Value) -> Drops {
     let mut drops = Drops::new();
     let mut add = |place: String, count: u64| {
@@ -423,8 +424,8 @@ pub(super) fn drops_of_snapshot(snapshot: &Value) -> Drops {
     drops
 }
 
-/// What Linux dropped in this network namespace, and in the backlogs of all
-/// processors.
+/// Returns the packets that Linux dropped in this network namespace, and in the backlogs
+/// of all processors.
 fn drops_of_linux() -> Drops {
     let read = |path: &str| std::fs::read_to_string(path).unwrap_or_default();
     let mut drops = Drops::new();
@@ -453,7 +454,7 @@ fn drops_of_linux() -> Drops {
     drops
 }
 
-/// A counter of /proc/net/snmp's two lines for UDP.
+/// Returns a counter of /proc/net/snmp's two lines for UDP.
 fn udp_counter(text: &str, name: &str) -> u64 {
     let mut lines = text.lines().filter_map(|line| line.strip_prefix("Udp:"));
     let (Some(names), Some(values)) = (lines.next(), lines.next()) else {
@@ -467,7 +468,7 @@ fn udp_counter(text: &str, name: &str) -> u64 {
         .unwrap_or(0)
 }
 
-/// The second column, of all processors, in hexadecimal.
+/// Sums the second column, of all processors, in hexadecimal.
 fn backlog_drops(text: &str) -> u64 {
     text.lines()
         .filter_map(|line| u64::from_str_radix(line.split_whitespace().nth(1)?, 16).ok())

@@ -1,4 +1,4 @@
-//! Workers that change how an interface receives, some for as long as they run.
+//! Workers that change how an interface receives, some only while they run.
 
 use anyhow::{Context, ensure};
 use tidewall_load::{Prefix, XdpSink};

@@ -1,4 +1,4 @@
-//! A neighbour that calls and calls.
+//! A neighbour that calls without end.
 
 use std::io;
 use std::net::IpAddr;
@@ -16,15 +16,15 @@ use super::calls::CALLED;
 use super::service::until_input_ends;
 use crate::testbed::{CLIENT_INTERFACE, SERVER};
 
-/// SETUPs in a second, at most.
+/// Most SETUPs per second.
 const RATE: f64 = 100_000.0;
-/// Those of how long a time may come at once.
+/// Period whose SETUPs may be sent at once.
 const AT_ONCE: Duration = Duration::from_millis(5);
-/// A selector at which nobody listens.
+/// A selector without a listener.
 const NOBODY: u8 = 250;
 
-/// Floods the server's interface from the client's, until the input ends. Its signalling is
-/// correct: SSCOP's window holds it back as any.
+/// Floods the server's interface from the client's, until the input ends. Its signalling
+/// is correct: SSCOP's window limits it like any neighbour.
 pub(super) fn flood() -> anyhow::Result<()> {
     let stack = Stack::embedded(EmbeddedConfig::new(CLIENT_INTERFACE).control(false))
         .with_context(|| format!("cannot start the stack on {CLIENT_INTERFACE}"))?;
@@ -33,7 +33,7 @@ pub(super) fn flood() -> anyhow::Result<()> {
     link.set_nonblocking(true)?;
     let sent = Arc::new(AtomicU64::new(0));
     let counted = Arc::clone(&sent);
-    // Ends with the process.
+    // The thread ends with the process.
     thread::spawn(move || send(&link, &counted));
     println!("ready");
     until_input_ends(|line| {
@@ -75,7 +75,7 @@ fn send(link: &AtmSocket, sent: &AtomicU64) -> io::Result<()> {
             due += Duration::from_secs_f64(1.0 / RATE);
         }
         while let Some(pdu) = signalling.poll_transmit(now) {
-            // What has no room is as good as lost, and repeated by SSCOP.
+            // A PDU without room is as good as lost, and SSCOP retransmits it.
             if link.queue(&pdu).is_err() {
                 break;
             }

@@ -1,6 +1,7 @@
-//! A proxy that looks at no byte: it ends each connection and opens one to a member, and
-//! splice(2) moves what comes at either to the other through a pipe, without a copy. One
-//! thread, edge-triggered epoll. Frames do not matter to it, so a connection is one member's.
+//! A proxy that examines no byte. It terminates each connection and opens one to a
+//! member. splice(2) moves the bytes of either to the other through a pipe, without a
+//! copy. One thread, edge-triggered epoll. It ignores frames, so a connection belongs to
+//! one member.
 
 use std::io;
 use std::net::{SocketAddr, TcpListener, TcpStream};
@@ -20,10 +21,10 @@ use serde::{Deserialize, Serialize};
 
 use super::service::until_input_ends;
 
-/// Bytes that a direction of a connection keeps at most. A pipe has a place for a page or a
-/// part of one, so segments of half a page fill one of the usual 64 KiB with 32 KiB.
+/// Most bytes kept for one direction of a connection. A pipe's slot holds a page or a
+/// part of one, so segments of half a page fill the default 64 KiB with 32 KiB.
 const PIPE: usize = 256 << 10;
-/// Times that a connection moves bytes before others have their turn.
+/// Moves per turn of a connection.
 const ROUNDS: usize = 16;
 /// The event of the listener; those of connections count from 0.
 const LISTENER: u64 = u64::MAX;
@@ -31,9 +32,9 @@ const LISTENER: u64 = u64::MAX;
 /// A proxy of whole connections.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct SpliceJob {
-    /// Where peers connect to.
+    /// Address to which peers connect.
     pub listen: SocketAddr,
-    /// Who gets a connection each, in turn.
+    /// Members, which receive connections in turn.
     pub members: Vec<SocketAddr>,
 }
 
@@ -58,11 +59,11 @@ struct Proxy {
     listener: TcpListener,
     members: Vec<SocketAddr>,
     accepted: usize,
-    /// All connections; none where one has ended.
+    /// All connections; `None` if one has ended.
     pairs: Vec<Option<Pair>>,
 }
 
-/// A connection of a peer's, and the one to its member.
+/// A peer's connection, and the one to its member.
 struct Pair {
     ways: [Way; 2],
     /// It may move something before the kernel reports anything new.
@@ -73,11 +74,11 @@ struct Pair {
 struct Way {
     from: Arc<TcpStream>,
     to: Arc<TcpStream>,
-    /// Its end that is read, and the one that is written.
+    /// Its read end and its write end.
     pipe: [OwnedFd; 2],
     /// Bytes in it.
     held: usize,
-    /// Its sender says nothing any more.
+    /// Its sender sends nothing more.
     ended: bool,
     /// Its receiver knows that.
     shut: bool,
@@ -143,7 +144,8 @@ impl Proxy {
 }
 
 impl Pair {
-    /// Moves what can be moved, within bounds; false when both directions have ended.
+    /// Moves as much as possible, within bounds; returns false if both directions have
+    /// ended.
     fn turn(&mut self) -> io::Result<bool> {
         self.again = true;
         for _ in 0..ROUNDS {
@@ -171,8 +173,9 @@ impl Way {
         })
     }
 
-    /// Into the pipe and out of it once; true if anything went on. While the receiver takes
-    /// nothing the pipe fills, and nothing more is read: the sender's window closes.
+    /// Moves bytes into the pipe and out of it once; returns true on progress. While the
+    /// receiver reads nothing, the pipe fills and nothing more is read: the sender's
+    /// window closes.
     fn advance(&mut self) -> io::Result<bool> {
         let mut moved = false;
         let [read, write] = &self.pipe;
@@ -197,7 +200,7 @@ impl Way {
     }
 }
 
-/// `None`: there is nothing, or no room.
+/// Moves bytes; `None`: nothing to read, or no room.
 fn splice(
     from: impl rustix::fd::AsFd,
     to: impl rustix::fd::AsFd,
@@ -217,14 +220,14 @@ mod tests {
 
     use super::*;
 
-    /// More than the proxy's pipes and the sockets' buffers keep.
+    /// More than the proxy's pipes and the sockets' buffers hold.
     const BYTES: usize = 64 << 20;
 
     fn pattern(at: usize) -> u8 {
         (at % 251) as u8
     }
 
-    /// A proxy of one member, and the member's listener.
+    /// Returns a proxy of one member, and the member's listener.
     fn proxy() -> (SocketAddr, TcpListener) {
         let [listener, member] = [(); 2].map(|()| TcpListener::bind("127.0.0.1:0").unwrap());
         let address = listener.local_addr().unwrap();
@@ -249,14 +252,14 @@ mod tests {
             sending.write_all(&bytes).unwrap();
             sending.shutdown(std::net::Shutdown::Write).unwrap();
         });
-        // Nobody reads yet: the sender cannot get rid of all.
+        // Nothing is read yet: the sender cannot send everything.
         std::thread::sleep(Duration::from_millis(200));
         assert!(!sender.is_finished());
         let mut got = Vec::new();
         end.read_to_end(&mut got).unwrap();
         sender.join().unwrap();
         assert!(got.len() == BYTES && got.iter().enumerate().all(|(at, &it)| it == pattern(at)));
-        // The other direction stands still open.
+        // The other direction is still open.
         end.write_all(b"answer").unwrap();
         drop(end);
         let mut answer = String::new();
@@ -270,7 +273,7 @@ mod tests {
         let [mut peer, mut other] = [(); 2].map(|()| TcpStream::connect(address).unwrap());
         let [(end, _), (mut its_end, _)] = [(); 2].map(|()| member.accept().unwrap());
         peer.write_all(b"unread").unwrap();
-        // Closed with bytes that were not read: RST.
+        // Closed with unread bytes: RST.
         assert_eq!(end.peek(&mut [0]).unwrap(), 1);
         drop(end);
         let timeout = Some(Duration::from_secs(10));

@@ -1,6 +1,6 @@
-//! What the switch is compared with: proxies that end each connection and open one to every
-//! member, parse frames, and send each whole one on, a peer's to the members in turn or by
-//! their blocks. One thread; writes block, as those of the paper's proxy do.
+//! Proxies for comparison with the switch. They terminate each connection, open one to
+//! every member, parse frames, and forward each whole one. A peer's frames go to the
+//! members in turn or by their blocks. One thread; writes block, as in the paper's proxy.
 
 use std::io::{self, Read, Write};
 use std::net::{SocketAddr, TcpListener, TcpStream};
@@ -13,20 +13,20 @@ use tidewall_wire::acp::{HEADER_LEN, Header};
 
 use super::service::until_input_ends;
 
-/// Bytes that are read at once, and so the most that a direction of a connection keeps.
+/// Bytes read at once, and so the most kept for one direction of a connection.
 const BUFFER: usize = 64 << 10;
 
 /// A proxy.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct SplitJob {
-    /// Where peers connect to.
+    /// Address to which peers connect.
     pub listen: SocketAddr,
-    /// Where their frames go.
+    /// Destinations of their frames.
     pub members: Vec<SocketAddr>,
     /// How it waits.
     pub waiting: SplitWaiting,
-    /// Requests for blocks go to the nodes that hold them, all else to the first member: as
-    /// the switch's module for block storage has it.
+    /// Requests for blocks go to the nodes that hold them, all others to the first
+    /// member, as with the switch's module for block storage.
     pub by_block: bool,
 }
 
@@ -68,14 +68,14 @@ struct Proxy {
     listener: TcpListener,
     members: Vec<SocketAddr>,
     by_block: bool,
-    /// All connections; none where one has ended.
+    /// All connections; `None` if one has ended.
     ends: Vec<Option<End>>,
     buffer: Vec<u8>,
 }
 
 struct End {
     stream: TcpStream,
-    /// Places of those that its frames go to in turn.
+    /// Indices of the destinations of its frames, in turn.
     to: Vec<usize>,
     next: usize,
     /// The beginning of a frame.
@@ -149,7 +149,7 @@ impl Proxy {
         }
     }
 
-    /// Takes a connection and opens those to the members; returns the places of all.
+    /// Accepts a connection and opens those to the members; returns the indices of all.
     fn accept(&mut self) -> io::Result<std::ops::Range<usize>> {
         let (peer, _) = self.listener.accept()?;
         let first = self.ends.len();
@@ -171,7 +171,7 @@ impl Proxy {
         Ok(first..self.ends.len())
     }
 
-    /// Reads once and sends on what is whole; ends what has ended.
+    /// Reads once and forwards whole frames; closes ends that have ended.
     fn forward(&mut self, place: usize) {
         if self.try_forward(place).is_err()
             && let Some(end) = self.ends.get_mut(place)
@@ -198,7 +198,7 @@ impl Proxy {
             return Err(closed());
         }
         let bytes = self.buffer.get(..kept + read).unwrap_or_default();
-        // What goes to one end goes in one call.
+        // All frames for one end leave in one call.
         let (mut begun, mut done) = (0, 0);
         while let Some(size) = whole(bytes.get(done..).unwrap_or_default())? {
             done += size;
@@ -226,7 +226,7 @@ impl Proxy {
     }
 }
 
-/// Bytes of the frame at the beginning, if it is whole.
+/// Returns the bytes of the frame at the beginning, if it is complete.
 fn whole(bytes: &[u8]) -> io::Result<Option<usize>> {
     let Some(header) = bytes.first_chunk::<HEADER_LEN>() else {
         return Ok(None);

@@ -1,4 +1,5 @@
-//! The worker that starts a program and looks how soon that says something, and ends.
+//! The worker that starts a program and measures the time until its output, and until its
+//! end.
 
 use std::io::Read;
 use std::process::{Command, Stdio};
@@ -10,7 +11,7 @@ use serde::{Deserialize, Serialize};
 use super::program::{SAYS, private_places, promoted};
 use crate::testbed::SERVER_INTERFACE;
 
-/// A program that says something and ends.
+/// A program that prints something and ends.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct StartJob {
     /// The program and its arguments.
@@ -19,16 +20,16 @@ pub struct StartJob {
     pub by_run: bool,
 }
 
-/// How long it took, ms.
+/// Durations, ms.
 #[derive(Clone, Copy, Debug, Serialize, Deserialize)]
 pub(crate) struct Started {
-    /// From the start until it said something.
+    /// From the start until its first output.
     pub(crate) said: f64,
-    /// Until it had ended, and all that was started with it.
+    /// Until it had ended, and everything that was started with it.
     pub(crate) ended: f64,
 }
 
-/// Runs it, and prints how long that took.
+/// Runs it, and prints the durations.
 pub(super) fn run(job: &StartJob) -> anyhow::Result<()> {
     let own = std::env::current_exe()?;
     let own = own.to_str().context("my own path is no text")?;
@@ -41,7 +42,7 @@ pub(super) fn run(job: &StartJob) -> anyhow::Result<()> {
     let (program, arguments) = words.split_first().context("no program")?;
     let mut command = Command::new(program);
     command.args(arguments).stdin(Stdio::null());
-    // It accepts nothing.
+    // The program accepts nothing.
     command.env(SAYS, "1").env("TIDEWALL_PROMOTE", "at-once");
     command.stdout(Stdio::piped()).stderr(Stdio::piped());
     let ms = |since: Instant| since.elapsed().as_secs_f64() * 1e3;

@@ -1,10 +1,11 @@
 //! The worker that is an end of a storage service: requests for blocks and metadata, over
-//! connections of frames (ACP) of the kernel's TCP, to a coordinator and nodes behind an
-//! intermediary. Nothing is stored: what is measured is the way there.
+//! connections of frames (ACP) on the kernel's TCP, to a coordinator and nodes behind an
+//! intermediary. Nothing is stored: only the path is measured.
 //!
-//! A request begins as the switch's module reads it (`tidewall_switch::modules`): operation,
-//! seven bytes that are ours, the block's number. Ours are: 1 in the last frame of a request
-//! or reply, two bytes of zero, and the request's number, which the reply has, too.
+//! A request begins with the fields that the switch's module reads
+//! (`tidewall_switch::modules`): operation, seven bytes for the client's use, the block's
+//! number. Those seven are: 1 in the last frame of a request or reply, two bytes of zero,
+//! and the request's number, which the reply repeats.
 
 use std::net::{SocketAddr, TcpListener, TcpStream};
 use std::sync::{Arc, Mutex, PoisonError};
@@ -23,60 +24,60 @@ use super::service::until_input_ends;
 pub(crate) const BLOCK: usize = 8 << 10;
 /// Bytes of a request's or reply's header.
 const HEADER: usize = 16;
-/// Bytes of a request or reply about metadata, about what NFS's are.
+/// Bytes of a request or reply about metadata, about the size of NFS's.
 const METADATA: usize = 128;
 /// The histogram's longest time, ns.
 const LONGEST: u64 = 60_000_000_000;
 
-/// What to be.
+/// The job of an end.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct StorageJob {
-    /// On which side.
+    /// Its side.
     pub role: StorageRole,
-    /// Bytes of a block that a frame carries, at most.
+    /// Most bytes of a block per frame.
     pub piece: u16,
 }
 
-/// On which side an end is.
+/// The side of an end.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum StorageRole {
     /// Answers requests at each of these addresses.
     Nodes(Vec<SocketAddr>),
-    /// Asks, over so many connections.
+    /// Sends requests over this many connections.
     Client {
-        /// Where the service is.
+        /// Address of the service.
         server: SocketAddr,
         /// Connections.
         connections: u32,
-        /// Requests of each that are under way.
+        /// Outstanding requests of each.
         outstanding: u16,
-        /// What it asks for.
+        /// The mix of its requests.
         mix: Mix,
     },
 }
 
-/// What a client asks for.
+/// The mix of a client's requests.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Mix {
-    /// Of ten requests seven read a block, one writes one, two are about metadata: files
-    /// that are mostly read, as a web server's.
+    /// Seven of ten requests read a block, one writes one, and two are about metadata:
+    /// files that are mostly read, like a web server's.
     Web,
-    /// Metadata alone.
+    /// Only metadata.
     Metadata,
 }
 
-/// What a client has got.
+/// The results of a client.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct Responses {
-    /// Requests that were answered whole so far.
+    /// Requests completely answered so far.
     pub count: u64,
     /// Median time of those since the last question, µs.
     pub median_us: f64,
 }
 
-/// Operations, as the module has them.
+/// Operations, as defined by the module.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Operation {
     Metadata = 0,
@@ -93,7 +94,7 @@ impl Operation {
         }
     }
 
-    /// Bytes that follow the headers of a request.
+    /// Returns the bytes that follow the headers of a request.
     const fn asks(self) -> usize {
         match self {
             Operation::Metadata => METADATA - HEADER,
@@ -102,7 +103,7 @@ impl Operation {
         }
     }
 
-    /// Bytes that follow the headers of a reply.
+    /// Returns the bytes that follow the headers of a reply.
     const fn replies(self) -> usize {
         match self {
             Operation::Metadata => METADATA - HEADER,
@@ -143,7 +144,7 @@ impl Head {
         }
     }
 
-    /// Sends it before so many bytes, in as many frames as they take.
+    /// Sends the header and this many bytes, in as many frames as they need.
     fn send(
         self,
         writer: &mut FrameWriter,
@@ -156,8 +157,9 @@ impl Head {
             let last = here == bytes;
             Head { last, ..self }.write(buffer);
             match writer.send(buffer.get(..HEADER + here).unwrap_or_default()) {
-                // A kernel sends no segment of more than half of the largest window that it
-                // was offered, which is small at first where several members share one.
+                // A kernel sends no segment of more than half of the largest window that
+                // it was offered. That window is small at first if several members share
+                // one.
                 Err(error) if error.raw_os_error() == Some(Errno::MSGSIZE.raw_os_error()) => {
                     let fits = writer.frame_max()?.saturating_sub(HEADER);
                     if fits == 0 || fits >= here {
@@ -230,7 +232,7 @@ pub(super) fn run(job: &StorageJob) -> anyhow::Result<()> {
     })
 }
 
-/// Answers whole requests until the connection ends.
+/// Answers complete requests until the connection ends.
 fn answer(stream: TcpStream, mut buffer: Vec<u8>) -> std::io::Result<()> {
     let (mut reader, mut writer) = FrameStream::new(stream)?.split();
     while let Some(payload) = reader.receive()? {
@@ -244,7 +246,7 @@ fn answer(stream: TcpStream, mut buffer: Vec<u8>) -> std::io::Result<()> {
 struct Client {
     writer: FrameWriter,
     buffer: Vec<u8>,
-    /// When each request that is under way was sent, by its number.
+    /// When each outstanding request was sent, by its number.
     began: Vec<Instant>,
     mix: Mix,
     random: u64,
@@ -252,7 +254,7 @@ struct Client {
 }
 
 impl Client {
-    /// Keeps its requests under way until the connection ends.
+    /// Keeps its requests outstanding until the connection ends.
     fn run(mut self, mut reader: FrameReader<TcpStream>) -> std::io::Result<()> {
         for number in 0..self.began.len() {
             self.ask(number as u32)?;
@@ -287,8 +289,8 @@ impl Client {
         head.send(&mut self.writer, &mut self.buffer, operation.asks())
     }
 
-    /// The next operation and its block (xorshift64*: the same of each connection each
-    /// time).
+    /// Returns the next operation and its block (xorshift64*: the same sequence for each
+    /// connection, each time).
     fn choose(&mut self) -> (Operation, u64) {
         self.random ^= self.random >> 12;
         self.random ^= self.random << 25;

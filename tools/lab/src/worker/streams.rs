@@ -14,16 +14,16 @@ const BUFFER: usize = 64 * 1024;
 /// Connections that may wait to be accepted.
 const BACKLOG: u32 = 128;
 
-/// A connection and what of its bytes has not found room on the way back.
+/// A connection, and its bytes for which there was no room on the way back.
 struct Client<S> {
     stream: S,
     owed: Vec<u8>,
     sent: usize,
-    /// It is watched for room too.
+    /// It is watched for room, too.
     stuck: bool,
 }
 
-/// Serves until `stop` is set; sends back what comes if it `echoes`.
+/// Serves until `stop` is set; sends received bytes back if it `echoes`.
 pub(super) fn serve<H: StreamHost>(
     host: &H,
     address: SocketAddr,
@@ -79,8 +79,8 @@ pub(super) fn serve<H: StreamHost>(
 }
 
 impl<S: Stream> Client<S> {
-    /// Reads and sends back while there is anything to read and room; an error
-    /// is the end of the connection.
+    /// Reads and sends back while there are bytes to read, and room; an error means the
+    /// end of the connection.
     fn turn(&mut self, buffer: &mut [u8], echoes: bool) -> io::Result<()> {
         loop {
             while let Some(owed) = self.owed.get(self.sent..).filter(|owed| !owed.is_empty()) {

@@ -1,5 +1,5 @@
-//! The worker that is a transport switch: the loop of `tidewall switch`, and, to measure what
-//! copies alone cost a proxy, as many of each payload as are asked for.
+//! The worker that is a transport switch: the loop of `tidewall switch`. To measure the
+//! cost of a proxy's copies alone, it makes as many copies of each payload as requested.
 
 use std::net::{IpAddr, SocketAddr};
 use std::sync::Arc;
@@ -14,9 +14,9 @@ use tidewall_switch::{Config, Member};
 
 use super::service::until_input_ends;
 
-/// How often it looks whether it is to end.
+/// How often it checks whether to end.
 const LOOK: Duration = Duration::from_millis(50);
-/// Bytes before a command, of the bridges (docs/switch.md).
+/// Bytes that bridges put before a command (docs/switch.md).
 const BRIDGE_HEADER: usize = 8;
 /// Ports towards members.
 const PORTS: std::ops::RangeInclusive<u16> = 61_000..=65_535;
@@ -24,39 +24,40 @@ const PORTS: std::ops::RangeInclusive<u16> = 61_000..=65_535;
 /// A switch.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct SwitchJob {
-    /// Where peers come from, and where members are.
+    /// Interface of the peers, and that of the members.
     pub interfaces: [String; 2],
-    /// What peers connect to.
+    /// Address to which peers connect.
     pub address: SocketAddr,
     /// The members.
     pub members: Vec<SocketAddr>,
-    /// Its own address there.
+    /// Its own address on the members' interface.
     pub local: IpAddr,
     /// Payload of a segment, bytes.
     pub segment: u16,
-    /// Which module steers.
+    /// The module that steers.
     pub module: SwitchModule,
-    /// Frames of a connection and direction that are not acknowledged; `None`: as usual.
+    /// Frames per connection and direction that may be unacknowledged; `None`: the
+    /// default.
     #[serde(default)]
     pub ring: Option<u16>,
-    /// Copies of each payload that are made and thrown away.
+    /// Copies of each payload that are made and discarded.
     pub copies: u32,
-    /// It sleeps whenever there is nothing to do, and does not poll first as it usually
-    /// does for an answer: the processor's idle time then shows what work costs.
+    /// Sleep whenever there is nothing to do, without the usual polling for an answer:
+    /// the processor's idle time then shows the cost of work.
     pub sleeps: bool,
 }
 
-/// Who steers.
+/// The module that steers.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum SwitchModule {
     /// Each member in turn.
     RoundRobin,
-    /// The member with most room in its window.
+    /// The member with the most room in its window.
     Speed,
     /// The node of a block, or the first member, which is the coordinator.
     BlockStorage,
-    /// The member that has the key of a command of Redis, which a bridge has sent.
+    /// The member that holds the key of a Redis command sent by a bridge.
     KeyValue,
 }
 
@@ -71,8 +72,8 @@ impl SwitchModule {
     }
 }
 
-/// Runs until the end of the input; answers the line `memory` with the bytes that its
-/// connections have.
+/// Runs until the end of the input; answers the line `memory` with the bytes of its
+/// connections.
 pub(super) fn run(job: &SwitchJob) -> anyhow::Result<()> {
     let usual = Config::new(job.address);
     let config = Config {
@@ -128,8 +129,8 @@ pub(super) fn run(job: &SwitchJob) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// Copies from where the last copy went, each to another place, as between a kernel and a
-/// program.
+/// Returns an inspector that copies repeatedly, each time from the last copy to another
+/// location, as between a kernel and a program.
 fn copier(copies: u32) -> Inspect {
     let mut buffers = vec![Vec::new(); copies as usize];
     Box::new(move |payload| {

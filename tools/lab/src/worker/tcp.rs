@@ -9,10 +9,10 @@ use tidewall_service::{Counters, StreamHost, http};
 
 use super::{TcpKind, TcpSpec, streams};
 
-/// Connections that may wait at a port where nobody accepts.
+/// Connections that may wait at a port that never accepts.
 const DUMMY_BACKLOG: u32 = 128;
 
-/// Serves until `stop` is set. `ready` is called once all ports are open.
+/// Serves until `stop` is set. Calls `ready` once all ports are open.
 pub(super) fn serve<H: StreamHost>(
     host: &H,
     address: IpAddr,

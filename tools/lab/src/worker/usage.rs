@@ -1,11 +1,11 @@
-//! Where a processor's time goes, as the kernel accounts for it.
+//! The use of a processor's time, as the kernel accounts for it.
 
 use std::fs;
 use std::time::{Duration, Instant};
 
 use serde::{Deserialize, Serialize};
 
-/// What to watch.
+/// The process and processor to watch.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Watch {
     /// A process.
@@ -14,20 +14,20 @@ pub struct Watch {
     pub cpu: usize,
 }
 
-/// How a process and a processor spent a time.
+/// The use of a time by a process and a processor.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct Usage {
     /// Length of that time, seconds.
     pub seconds: f64,
-    /// Share of it that the processor was idle, 0 to 1. Interrupts and
-    /// softirqs that broke the idle loop are not part of it.
+    /// Share in which the processor was idle, 0 to 1. Excludes interrupts and softirqs
+    /// that broke the idle loop.
     pub idle: f64,
-    /// Share of it that interrupts and softirqs ran on the processor, sampled
-    /// by its ticks; those in a thread's time are part of that as well.
+    /// Share in which interrupts and softirqs ran on the processor, sampled by its ticks;
+    /// those in a thread's time are part of that share as well.
     pub softirq: f64,
-    /// Share of it that the process's threads ran, on whatever processor.
+    /// Share in which the process's threads ran, on any processor.
     pub threads: f64,
-    /// Times that a thread of the process went to sleep, a second; each ends
+    /// Number of times per second that a thread of the process went to sleep; each ends
     /// with a wake-up.
     pub sleeps: f64,
 }
@@ -47,7 +47,7 @@ pub(crate) struct Times {
 }
 
 impl Times {
-    /// The times of now. What cannot be read counts as zero.
+    /// Reads the current times. Unreadable ones count as zero.
     pub(crate) fn read(watch: Watch) -> Self {
         let text = |path: &str| fs::read_to_string(path).unwrap_or_default();
         let stat = text("/proc/stat");
@@ -57,8 +57,8 @@ impl Times {
         Self::of_process(watch, idle, &stat)
     }
 
-    /// As [`Times::read`], for times of rest: the exact account of a processor
-    /// is brought up to date only when it is woken, the rough one always.
+    /// Acts as [`Times::read`], for times of rest: the exact account of a processor is
+    /// updated only when it is woken, the rough one always.
     pub(crate) fn read_at_rest(watch: Watch) -> Self {
         let stat = fs::read_to_string("/proc/stat").unwrap_or_default();
         let idle = idle_roughly(&stat, watch.cpu).unwrap_or(0.0);
@@ -77,20 +77,20 @@ impl Times {
 }
 
 impl Usage {
-    /// Share of the time that the processor had left beside this service, 0 to
-    /// 1: the larger of two lower bounds. What it was idle is too little where
-    /// other programs ran meanwhile; what neither the service's threads nor
-    /// softirqs used is too little by the softirqs that ran in a thread's time.
+    /// Returns the share of the time that the processor had left beside this service, 0
+    /// to 1: the larger of two lower bounds. Its idle time is too low if other programs
+    /// ran meanwhile. The time used neither by the service's threads nor by softirqs is
+    /// too low by the softirqs that ran in a thread's time.
     pub fn left(&self) -> f64 {
         self.idle
             .max(1.0 - self.threads - self.softirq)
             .clamp(0.0, 1.0)
     }
 
-    /// The difference of two moments.
+    /// Returns the difference of two moments.
     pub(crate) fn between(first: &Times, last: &Times) -> Self {
         let seconds = last.at.duration_since(first.at).as_secs_f64();
-        // Two reads are never at one moment; zero would only be no number.
+        // Two reads are never simultaneous; zero would not give a number.
         let share = |spent: f64| spent / seconds.max(1e-9);
         Usage {
             seconds,
@@ -102,12 +102,12 @@ impl Usage {
     }
 }
 
-/// Nanoseconds that the threads of a process have run, on whatever processor.
+/// Returns the nanoseconds that the threads of a process have run, on any processor.
 pub(crate) fn ran_by(process: u32) -> u64 {
     of_tasks(process, "schedstat", ran)
 }
 
-/// The sum of a figure of one file over the threads of a process.
+/// Sums a figure of one file over the threads of a process.
 fn of_tasks(process: u32, file: &str, figure: fn(&str) -> u64) -> u64 {
     let tasks = fs::read_dir(format!("/proc/{process}/task"));
     let read = |task: fs::DirEntry| fs::read_to_string(task.path().join(file)).unwrap_or_default();
@@ -115,8 +115,8 @@ fn of_tasks(process: u32, file: &str, figure: fn(&str) -> u64) -> u64 {
     tasks.map(|task| figure(&read(task))).sum()
 }
 
-/// How long the first thread of a process has waited for a processor that another thread
-/// had, since it started; zero where that cannot be read.
+/// Returns how long the first thread of a process has waited for a processor occupied by
+/// another thread, since it started; zero if that cannot be read.
 pub(crate) fn waited(process: u32) -> Duration {
     let text = fs::read_to_string(format!("/proc/{process}/task/{process}/schedstat"));
     let text = text.unwrap_or_default();
@@ -124,8 +124,8 @@ pub(crate) fn waited(process: u32) -> Duration {
     Duration::from_nanos(field.and_then(|it| it.parse().ok()).unwrap_or(0))
 }
 
-/// Idle time of a processor from /proc/timer_list, to the nanosecond. The
-/// kernel ends it at each interrupt and begins it anew behind the softirqs.
+/// Returns the idle time of a processor from /proc/timer_list, to the nanosecond. The
+/// kernel ends it at each interrupt and restarts it behind the softirqs.
 fn idle_exactly(text: &str, cpu: usize) -> Option<f64> {
     let heading = format!("cpu: {cpu}");
     let mut own = text
@@ -145,12 +145,12 @@ fn idle_exactly(text: &str, cpu: usize) -> Option<f64> {
     sum
 }
 
-/// Idle time of a processor from /proc/stat: `idle` and `iowait`.
+/// Returns the idle time of a processor from /proc/stat: `idle` and `iowait`.
 fn idle_roughly(text: &str, cpu: usize) -> Option<f64> {
     of_stat(text, cpu, 4)
 }
 
-/// The sum of two neighbouring fields of a processor's line in /proc/stat, which
+/// Returns the sum of two neighbouring fields of a processor's line in /proc/stat, which
 /// are hundredths of a second, as seconds.
 fn of_stat(text: &str, cpu: usize, first: usize) -> Option<f64> {
     let name = format!("cpu{cpu}");
@@ -162,7 +162,7 @@ fn of_stat(text: &str, cpu: usize, first: usize) -> Option<f64> {
     Some((next()? + next()?) as f64 / 100.0)
 }
 
-/// The first field of a task's schedstat: nanoseconds on a processor.
+/// Returns the first field of a task's schedstat: nanoseconds on a processor.
 pub(super) fn ran(text: &str) -> u64 {
     text.split_whitespace()
         .next()
@@ -170,7 +170,7 @@ pub(super) fn ran(text: &str) -> u64 {
         .unwrap_or(0)
 }
 
-/// Voluntary context switches, from a task's status.
+/// Returns voluntary context switches, from a task's status.
 fn sleeps(text: &str) -> u64 {
     text.lines()
         .find_map(|line| line.strip_prefix("voluntary_ctxt_switches:"))

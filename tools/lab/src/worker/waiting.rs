@@ -1,5 +1,5 @@
-//! How a server of connections waits for what happens, and how its descriptors
-//! are numbered: what the experiments on `select` compare.
+//! How a connection server waits for events, and how its descriptors are numbered: the
+//! subject of the experiments on `select`.
 
 use serde::{Deserialize, Serialize};
 
@@ -10,12 +10,13 @@ pub enum Waiting {
     /// The stack's own: Tidewall's selector, edge-triggered epoll on Linux.
     #[default]
     Usual,
-    /// The same, under a name of its own in results; of somebody else's program that program's.
+    /// The same, under a separate name in results: for a third-party program, that
+    /// program's.
     Named,
     /// Epoll on numbered descriptors.
     Epoll,
-    /// `select`: on Tidewall the one that examines only what may have changed,
-    /// over descriptors numbered by bitmaps.
+    /// `select`: on Tidewall the one that examines only what may have changed, over
+    /// descriptors numbered by bitmaps.
     Select,
     /// That `select` over descriptors numbered by a linear scan. Tidewall only.
     SelectLinear,
@@ -25,7 +26,7 @@ pub enum Waiting {
 }
 
 impl Waiting {
-    /// What it is called in results; `None` for the usual way.
+    /// Returns its name in results; `None` for the default way.
     pub fn name(self, on_linux: bool) -> Option<&'static str> {
         Some(match (self, on_linux) {
             (Waiting::Usual, _) => return None,
@@ -41,7 +42,7 @@ impl Waiting {
         })
     }
 
-    /// What it is, in words for the reader of a result.
+    /// Describes it for the reader of a result.
     pub fn describe(self, on_linux: bool) -> &'static str {
         match (self, on_linux) {
             (Waiting::Usual | Waiting::Named, false) => {

@@ -1,5 +1,5 @@
-//! LRP's worker: a computation that the memory of the processor's cache is part
-//! of, and whose progress shows how much of the processor it got.
+//! LRP's worker: a computation that uses the memory of the processor's cache, and whose
+//! progress shows its share of the processor.
 
 use std::hint::black_box;
 use std::sync::Arc;
@@ -9,10 +9,10 @@ use super::service::until_input_ends;
 
 /// Bytes of a cache line.
 const LINE: usize = 64;
-/// Lines that are worked on between two counts: some microseconds.
+/// Lines handled between two counts: some microseconds.
 const STEP: usize = 1024;
 
-/// The body of a worker that computes and has no socket. Answers the line `steps`.
+/// Runs a worker that computes and has no socket. Answers the line `steps`.
 pub(super) fn compute(bytes: usize) -> anyhow::Result<()> {
     let steps = start(bytes)?;
     println!("ready");
@@ -24,7 +24,7 @@ pub(super) fn compute(bytes: usize) -> anyhow::Result<()> {
     })
 }
 
-/// Computes on a thread of its own, for ever; the count of its steps.
+/// Computes on a separate thread, forever; returns the count of its steps.
 pub(super) fn start(bytes: usize) -> std::io::Result<Arc<AtomicU64>> {
     let steps = Arc::new(AtomicU64::new(0));
     let counted = steps.clone();
@@ -40,8 +40,8 @@ pub(super) fn start(bytes: usize) -> std::io::Result<Arc<AtomicU64>> {
                         sum = sum.wrapping_mul(0x9e37_79b9_7f4a_7c15) ^ *first;
                         *first = sum;
                     }
-                    // A stride over several lines, so that no prefetcher does
-                    // the cache's work.
+                    // A stride over several lines, so that no prefetcher does the cache's
+                    // work.
                     at = (at + 37) % memory.len();
                 }
                 black_box(sum);

@@ -1,4 +1,4 @@
-//! The connections of one HTTP client and what each is waiting for. Times are
+//! The connections of one HTTP client, and the event that each waits for. Times are
 //! nanoseconds since the run began.
 
 use std::collections::VecDeque;
@@ -14,13 +14,13 @@ use crate::report::{HttpCounts, HttpReport, Latency, Measures, per_second};
 use crate::spec::{HttpSpec, Reuse, Wait};
 use crate::tcp::{Epoll, Event, Ways, poll_much};
 
-/// Pause after a connection that could not be had, ns.
+/// Pause after a connection that could not be opened, ns.
 const RETRY_AFTER: u64 = 1_000_000;
-/// How often timeouts are looked for, ns.
+/// How often timeouts are checked, ns.
 const SCAN_EVERY: u64 = 5_000_000;
-/// The histogram's longest time, ns: the longest timeout, twice.
+/// The histogram's longest time, ns: twice the longest timeout.
 const LATENCY_MAX: u64 = 120_000_000_000;
-/// Requests of an open loop that may wait for a connection; more are given up.
+/// Requests of an open loop that may wait for a connection; further ones are skipped.
 const WAITING_MAX: usize = 100_000;
 /// Bytes read at once: a document of usual size with its head.
 const BUFFER: usize = 64 * 1024;
@@ -36,7 +36,7 @@ enum State {
     Ready,
     /// A request was sent.
     Awaiting,
-    /// The response came; the server is to close.
+    /// The response arrived; the server is to close.
     Closing,
 }
 
@@ -44,14 +44,14 @@ enum State {
 struct Slot {
     stream: Option<TcpStream>,
     state: State,
-    /// Tells events of this connection from those of the one before.
+    /// Distinguishes events of this connection from those of its predecessor.
     generation: u32,
-    /// When the present state began to wait.
+    /// When the wait of the present state began.
     since: u64,
-    /// From when the response time counts.
+    /// Start of the response time.
     due: u64,
-    /// When the request was sent, or its connection begun where each has its
-    /// own.
+    /// When the request was sent, or when its connection was begun if each request has
+    /// its own.
     begun: u64,
     response: Response,
 }
@@ -65,8 +65,8 @@ pub(crate) struct Client {
     events: Vec<Event>,
     buffer: Vec<u8>,
     slots: Vec<Slot>,
-    /// Slots that can take a request now: connected ones, or closed ones where
-    /// each request has its own connection.
+    /// Slots that can take a request now: connected ones, or closed ones if each request
+    /// has its own connection.
     free: VecDeque<usize>,
     /// Slots to be connected (again), and when.
     closed: VecDeque<(usize, u64)>,
@@ -83,8 +83,8 @@ pub(crate) struct Client {
 }
 
 impl Client {
-    /// A client that has not begun. Where it is to poll its device, it connects
-    /// once to learn which.
+    /// Creates a client that has not begun. If it is to poll its device, it connects once
+    /// to learn which device that is.
     pub(crate) fn open(spec: &HttpSpec) -> io::Result<Self> {
         let poller = match spec.wait == Wait::Spin {
             true => Some(open_poller(spec.destination)?),
@@ -135,8 +135,8 @@ impl Client {
         })
     }
 
-    /// Takes what has happened and does what may be done. True when anything
-    /// did happen.
+    /// Handles the events and does what may be done. Returns true if there were any
+    /// events.
     pub(crate) fn poll(&mut self, now: impl Fn() -> u64) -> io::Result<bool> {
         self.poll_device(now());
         let mut events = std::mem::take(&mut self.events);
@@ -153,18 +153,17 @@ impl Client {
         Ok(busy)
     }
 
-    /// True when it polls its device itself and so must not sleep.
+    /// Returns true if it polls its device itself and so must not sleep.
     pub(crate) fn spins(&self) -> bool {
         self.spec.wait == Wait::Spin
     }
 
-    /// What is readable when there is something to do.
+    /// Returns a descriptor that is readable when there is something to do.
     pub(crate) fn descriptor(&self) -> BorrowedFd<'_> {
         self.epoll.as_fd()
     }
 
-    /// When there is something to do again unless the server does something
-    /// first.
+    /// Returns when there is something to do again, unless the server acts first.
     pub(crate) fn deadline(&self) -> u64 {
         let due = match self.due_time() {
             Some(due) if !self.free.is_empty() => due,
@@ -198,15 +197,15 @@ impl Client {
         }
     }
 
-    /// A receive call on an idle connection whose socket prefers busy polling
-    /// runs the device's poll on this thread.
+    /// Polls the device on this thread, with a receive call on an idle connection whose
+    /// socket prefers busy polling.
     fn poll_device(&mut self, now: u64) {
         if let Some(poller) = &mut self.poller
             && self.poller_retry <= now
         {
             match poller.read(&mut [0; 16]) {
                 Err(error) if error.kind() == io::ErrorKind::WouldBlock => {}
-                // The server has closed it, or is not there for a while.
+                // The server has closed it, or is away for a while.
                 _ => {
                     self.poller_retry = now.saturating_add(100 * RETRY_AFTER);
                     if let Ok(stream) = self.ways.connect() {
@@ -262,7 +261,7 @@ impl Client {
         }
     }
 
-    /// Sends a request on a connection that stands.
+    /// Sends a request on an established connection.
     fn send(&mut self, index: usize, time: u64) {
         let Some(slot) = self.slots.get_mut(index) else {
             return;
@@ -276,7 +275,7 @@ impl Client {
         self.counts.requests += 1;
         match written {
             Ok(count) if count == self.request.len() => slot.state = State::Awaiting,
-            // A request is smaller than any buffer: this one is broken.
+            // A request is smaller than any buffer: this connection is broken.
             _ => {
                 self.counts.failed += 1;
                 self.close(index, time + RETRY_AFTER);
@@ -303,7 +302,7 @@ impl Client {
                 }
             };
             if slot.state != State::Awaiting {
-                // The end, or bytes that nobody asked for.
+                // The end, or unsolicited bytes.
                 self.close(index, now());
                 return;
             }
@@ -342,7 +341,7 @@ impl Client {
                         self.free.push_back(index);
                         return;
                     }
-                    // Once more: the end has often come with the response.
+                    // Once more: the end often arrives with the response.
                     slot.state = State::Closing;
                 }
             }
@@ -363,7 +362,7 @@ impl Client {
         self.closed.push_back((index, retry));
     }
 
-    /// Opens connections again, or lets their slots be used again.
+    /// Reopens connections, or frees their slots for reuse.
     fn reopen(&mut self, now: u64) -> bool {
         let mut busy = false;
         while let Some(&(index, at)) = self.closed.front() {
@@ -405,7 +404,7 @@ impl Client {
         }
     }
 
-    /// Sends what is due on what is free.
+    /// Sends the due requests on the free slots.
     fn dispatch(&mut self, now: &impl Fn() -> u64) -> bool {
         let time = now();
         while let Some(due) = self.due_time()
@@ -419,7 +418,7 @@ impl Client {
             }
         }
         let mut busy = false;
-        // Each slot once: one whose connection fails at once comes back later.
+        // Each slot once: one whose connection fails at once returns later.
         for _ in 0..self.free.len() {
             let time = now();
             let due = match self.spec.rate {
@@ -442,7 +441,7 @@ impl Client {
         busy
     }
 
-    /// When the next request of an open loop is due.
+    /// Returns when the open loop's next request is due.
     fn due_time(&self) -> Option<u64> {
         let rate = self.spec.rate?;
         let after = u128::from(self.next) * 1_000_000_000 / u128::from(rate.max(1));
@@ -473,7 +472,8 @@ impl Client {
     }
 }
 
-/// Without CAP_NET_ADMIN the device is polled by interrupt as ever.
+/// Opens the connection that polls the device. Without CAP_NET_ADMIN, interrupts drive
+/// the device as usual.
 fn open_poller(destination: SocketAddr) -> io::Result<TcpStream> {
     let stream = TcpStream::connect_timeout(&destination, POLLER_TIMEOUT).map_err(|error| {
         io::Error::new(

@@ -1,6 +1,6 @@
-//! The HTTP client: many connections, one thread, no buffers of its own beside
-//! one. Lighter than any server it asks: a request is one write, a response one
-//! read where it comes in one piece.
+//! The HTTP client: many connections, one thread and a single buffer. It is lighter than
+//! any server it queries: a request is one write, and a response that arrives in one
+//! piece is one read.
 
 mod client;
 mod response;
@@ -12,7 +12,7 @@ use std::net::SocketAddr;
 
 use crate::spec::Reuse;
 
-/// A GET of `path` (RFC 9112 §3) that names `host`, or the destination; for a
+/// Builds a GET of `path` (RFC 9112 §3) that names `host`, or the destination; for a
 /// proxy in the absolute form (§3.2.2).
 pub(crate) fn request(
     destination: SocketAddr,

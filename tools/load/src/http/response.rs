@@ -1,29 +1,29 @@
-//! Where a response ends, and what it said (RFC 9112 §6).
+//! Finds the end of a response, and its status (RFC 9112 §6).
 
 /// Longest head of a response, bytes.
 const HEAD_MAX: usize = 16 * 1024;
 /// Most header fields.
 const FIELDS_MAX: usize = 64;
 
-/// What a response came to.
+/// The state of a response.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Outcome {
-    /// More is to come.
+    /// More bytes are expected.
     Incomplete,
     /// It is whole: its status, and whether the connection ends with it.
     Complete { status: u16, close: bool },
-    /// It is no HTTP/1.1 response, or one whose end this client cannot find
-    /// (chunked transfer coding).
+    /// It is not an HTTP/1.1 response, or its end cannot be found by this client (chunked
+    /// transfer coding).
     Malformed,
 }
 
 /// The response that is being received.
 #[derive(Debug, Default)]
 pub(crate) struct Response {
-    /// The head as far as it came; empty where it came in one piece.
+    /// The head as far as received; empty if it arrived in one piece.
     head: Vec<u8>,
     body: Option<Body>,
-    /// Of a response that is known beforehand: bytes that came.
+    /// Bytes received of a response known beforehand.
     known: usize,
 }
 
@@ -31,20 +31,20 @@ pub(crate) struct Response {
 struct Body {
     status: u16,
     close: bool,
-    /// Bytes still to come; `None`: whatever comes until the end.
+    /// Bytes still expected; `None`: everything until the end.
     left: Option<u64>,
 }
 
 impl Response {
-    /// Forgets what was there: a new request was sent.
+    /// Resets the state: a new request was sent.
     pub(crate) fn reset(&mut self) {
         self.head.clear();
         self.body = None;
         self.known = 0;
     }
 
-    /// Takes what was received. Bytes behind the response are ignored: they
-    /// answer nothing.
+    /// Accepts received bytes. Bytes behind the response are ignored: they answer
+    /// nothing.
     pub(crate) fn take(&mut self, bytes: &[u8]) -> Outcome {
         let Some(body) = &mut self.body else {
             return self.take_head(bytes);
@@ -55,8 +55,8 @@ impl Response {
         self.outcome()
     }
 
-    /// Takes what was received of a response that must be exactly `all`; whole, it counts as
-    /// one of status 200.
+    /// Accepts received bytes of a response that must be exactly `all`; once whole, it
+    /// counts as one of status 200.
     pub(crate) fn take_known(&mut self, bytes: &[u8], all: &[u8]) -> Outcome {
         let left = all.get(self.known..).unwrap_or_default();
         self.known += bytes.len();
@@ -70,7 +70,7 @@ impl Response {
         }
     }
 
-    /// The connection ended.
+    /// Records the connection's end.
     pub(crate) fn end(&mut self) -> Outcome {
         match self.body {
             Some(Body {
@@ -103,8 +103,8 @@ impl Response {
     }
 
     fn begin(&mut self, body: Body) -> Outcome {
-        // 1xx responses come before the one that counts (RFC 9110 §15.2); none
-        // is asked for, so none is waited out.
+        // 1xx responses precede the final one (RFC 9110 §15.2). None is requested, so
+        // none is waited for.
         if body.status < 200 {
             return Outcome::Malformed;
         }
@@ -125,7 +125,7 @@ impl Response {
 }
 
 enum Head {
-    /// The body, less what of it is there already.
+    /// The body, less the part received already.
     Whole(Body),
     Partial,
     Wrong,

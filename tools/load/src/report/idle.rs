@@ -1,18 +1,18 @@
-//! What became of idle connections.
+//! The results of idle connections.
 
 use serde::{Deserialize, Serialize};
 
 counts! {
-    /// Idle connections, from when they were first opened. Of those `begun`, each
-    /// was `opened`, `failed` or `timed_out`, or is on its way; of those opened,
-    /// each was `closed` or `reset` by the server, or is open.
+    /// Idle connections, from when they were first opened. Each of those `begun` was
+    /// `opened`, `failed` or `timed_out`, or is being opened. Each of those opened was
+    /// `closed` or `reset` by the server, or is open.
     IdleCounts {
         /// Connections begun.
         begun,
-        /// Connections that stood, and were answered if that was asked for.
+        /// Connections established, and answered if a response was requested.
         opened,
-        /// Refused, reset, closed or answered wrongly before they were open, or not
-        /// to be begun.
+        /// Refused, reset, closed or answered wrongly before they were open, or
+        /// impossible to begin.
         failed,
         /// Not open within 10 s, or when the run began.
         timed_out,
@@ -34,16 +34,16 @@ impl IdleCounts {
     }
 }
 
-/// What became of idle connections.
+/// The results of idle connections.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct IdleReport {
-    /// Open, and answered if asked for, when the run began.
+    /// Open when the run began, and answered if a response was requested.
     pub opened: u32,
     /// Open at its end.
     pub kept: u32,
-    /// Time that opening took, ms.
+    /// Time of the opening, ms.
     pub opening_ms: u64,
-    /// What happened, from when they were first opened to the end.
+    /// Events from the first opening to the end.
     #[serde(default)]
     pub counts: IdleCounts,
 }

@@ -1,4 +1,4 @@
-//! What S-clients did.
+//! The results of S-clients.
 
 use std::time::Duration;
 
@@ -8,45 +8,42 @@ use super::{Distribution, Times};
 use crate::spec::seconds;
 
 counts! {
-    /// Connections of S-clients. `offered` = `begun` + `skipped` + `no_room`; of
-    /// those begun, each ends in exactly one of `gave_up`, `refused`,
-    /// `local_errors`, `failed`, `malformed`, `timeouts`, `responses` and
-    /// `other_status`, or is unfinished.
+    /// Connections of S-clients. `offered` = `begun` + `skipped` + `no_room`. Each of
+    /// those begun ends in exactly one of `gave_up`, `refused`, `local_errors`, `failed`,
+    /// `malformed`, `timeouts`, `responses` and `other_status`, or is unfinished.
     SClientCounts {
-        /// Connections that the schedule had come to.
+        /// Connections that the schedule had reached.
         offered,
         /// Not begun: the generator was more than a fifth of T behind its schedule.
         skipped,
-        /// Not begun: as many as allowed were open.
+        /// Not begun: the maximum was open.
         no_room,
         /// Connections begun.
         begun,
-        /// Of these, connected within T, their request sent and handed to the
-        /// handler.
+        /// Connected within T, their request sent and handed to the handler.
         connected,
-        /// Not connected within T: closed, another one taking their turn.
+        /// Not connected within T: closed, and replaced by another one.
         gave_up,
         /// Refused, or reset before the request was sent.
         refused,
-        /// Not to be begun: no port, no descriptor, no way there. The generator's
-        /// fault.
+        /// Impossible to begin: no port, no descriptor, no route. The generator's fault.
         local_errors,
         /// Closed or reset by the server before the response was whole.
         failed,
-        /// Answered by what is no HTTP/1.1 response, or by one in chunks, whose
-        /// end this client does not look for.
+        /// Answered by something other than an HTTP/1.1 response, or by one in chunks,
+        /// whose end this client does not look for.
         malformed,
-        /// Connected and without a whole response in time.
+        /// Connected, but without a complete response in time.
         timeouts,
-        /// Whole responses of status 200.
+        /// Complete responses of status 200.
         responses,
-        /// Whole responses of another status.
+        /// Complete responses of another status.
         other_status,
     }
 }
 
 impl SClientCounts {
-    /// Connections that have come to an end, whichever.
+    /// Returns the connections that have ended in any way.
     pub fn ended(&self) -> u64 {
         self.gave_up
             + self.refused
@@ -62,24 +59,23 @@ impl SClientCounts {
 /// The outcome of S-clients.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct SClientReport {
-    /// Of the measured time.
+    /// Counts of the measured time.
     pub measured: SClientCounts,
-    /// Of the whole run, warm-up included.
+    /// Counts of the whole run, warm-up included.
     pub whole: SClientCounts,
-    /// Connections that were still under way at the end.
+    /// Connections that were still in progress at the end.
     pub unfinished: u64,
     /// Length of the measured time.
     #[serde(with = "seconds")]
     pub duration: Duration,
-    /// Connections begun per second of the measured time: what the server was
-    /// offered.
+    /// Connections begun per second of the measured time: the load offered to the server.
     pub offered_rate: f64,
     /// Responses of status 200 per second of the measured time.
     pub rate: f64,
-    /// From the beginning of a connection until it stood.
+    /// From the beginning of a connection until it was established.
     pub connect: Option<Distribution>,
-    /// From when a connection was due (corrected) or begun (raw) to the end of
-    /// its response, whatever its status. Those that had none are not in it:
+    /// From when a connection was due (corrected) or begun (raw) to the end of its
+    /// response, whatever its status. Connections without a response are not included:
     /// see the counts.
     pub response: Times,
     /// The first of the errors behind [`SClientCounts::local_errors`].
@@ -88,8 +84,8 @@ pub struct SClientReport {
 }
 
 impl SClientReport {
-    /// Adds the counts and rates of other S-clients of the same server, which ran
-    /// beside these for as long. The distributions stay those of these alone.
+    /// Adds the counts and rates of other S-clients of the same server that ran beside
+    /// these for as long. The distributions remain those of these S-clients.
     pub fn join(&mut self, other: &SClientReport) {
         self.measured = self.measured + other.measured;
         self.whole = self.whole + other.whole;

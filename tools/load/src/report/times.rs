@@ -11,7 +11,7 @@ use super::Latency;
 /// Steps of the percentiles in each halving of the distance to 100 %.
 const TICKS: u32 = 5;
 
-/// A histogram of times up to `most` ns, to three significant figures.
+/// Creates a histogram of times up to `most` ns, to three significant figures.
 pub(crate) fn histogram(most: u64) -> io::Result<Histogram<u64>> {
     Histogram::new_with_max(most, 3).map_err(|error| io::Error::other(error.to_string()))
 }
@@ -21,14 +21,14 @@ pub(crate) fn histogram(most: u64) -> io::Result<Histogram<u64>> {
 pub struct Percentile {
     /// Percentage of the samples, 0…100.
     pub percentile: f64,
-    /// So many of them were at most this, ns.
+    /// This many of the samples were at most this long, ns.
     pub at_most: u64,
     /// Number of these samples.
     pub samples: u64,
 }
 
-/// A histogram of times: its summary, and as many percentiles as it takes to
-/// draw it, the closer together the closer to 100 %.
+/// A histogram of times: its summary, and the percentiles needed to draw it, which lie
+/// closer together towards 100 %.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Distribution {
     /// The summary.
@@ -39,7 +39,7 @@ pub struct Distribution {
 }
 
 impl Distribution {
-    /// Of a histogram of nanoseconds; `None` when it is empty.
+    /// Summarizes a histogram of nanoseconds; `None` if it is empty.
     pub(crate) fn of(histogram: &Histogram<u64>) -> Option<Self> {
         let summary = Latency::of(histogram)?;
         let mut samples = 0;
@@ -61,28 +61,26 @@ impl Distribution {
     }
 }
 
-/// Times of responses in two ways.
+/// Response times, measured in two ways.
 ///
-/// A generator that waits for a slow server sends less while it waits, and what
-/// it does not send it does not measure: coordinated omission. `corrected` puts
-/// that right; a large difference says that the server stopped or that the
-/// generator was late.
+/// A generator that waits for a slow server sends less meanwhile, and does not measure
+/// what it does not send: coordinated omission. `corrected` accounts for that. A large
+/// difference means that the server stopped or that the generator was late.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct Times {
-    /// What a user would have seen who came when he meant to: in an open loop
-    /// counted from when the request was due; in a closed loop with the
-    /// requests added that a connection would have sent while it waited
-    /// (HdrHistogram's correction, the expected interval being the mean time
-    /// between two requests of one connection). `None` when nothing was
+    /// Times for users who came when they meant to. In an open loop, they count from when
+    /// the request was due. In a closed loop, they include the requests that a connection
+    /// would have sent while it waited (HdrHistogram's correction; the expected interval
+    /// is the mean time between two requests of one connection). `None` if nothing was
     /// answered.
     pub corrected: Option<Distribution>,
-    /// As measured: from when the request was sent, or its connection begun
-    /// where each has its own. `None` when nothing was answered.
+    /// As measured: from when the request was sent, or its connection begun if each
+    /// request has its own. `None` if nothing was answered.
     pub raw: Option<Distribution>,
 }
 
 impl Times {
-    /// Of an open loop, in which both are measured.
+    /// Summarizes an open loop, in which both are measured.
     pub(crate) fn open(corrected: &Histogram<u64>, raw: &Histogram<u64>) -> Self {
         Times {
             corrected: Distribution::of(corrected),
@@ -90,8 +88,8 @@ impl Times {
         }
     }
 
-    /// Of a closed loop of `places` that each sent a request when it had the
-    /// response to the one before, for `time` ns.
+    /// Summarizes a closed loop of `places` slots over `time` ns, in which each slot sent
+    /// a request after the response to the previous one.
     pub(crate) fn closed(raw: &Histogram<u64>, places: u64, time: u64) -> Self {
         let interval = u128::from(time) * u128::from(places) / u128::from(raw.len().max(1));
         let interval = u64::try_from(interval).unwrap_or(u64::MAX);
@@ -102,7 +100,7 @@ impl Times {
     }
 }
 
-/// What a client measures: response times, and its counts at two moments.
+/// A client's measurements: response times, and its counts at two moments.
 #[derive(Debug)]
 pub(crate) struct Measures<C> {
     /// The counts when measuring began, and at the last progress.
@@ -110,16 +108,16 @@ pub(crate) struct Measures<C> {
     reported: C,
     /// From when requests were due.
     pub(crate) corrected: Histogram<u64>,
-    /// From when they were sent, or their connections begun.
+    /// From when requests were sent, or their connections begun.
     pub(crate) raw: Histogram<u64>,
     /// Corrected, since the last progress.
     recent: Histogram<u64>,
-    /// From the beginning of a connection until it stood.
+    /// From the beginning of a connection until it was established.
     pub(crate) connect: Histogram<u64>,
 }
 
 impl<C: Copy + Default + Sub<Output = C>> Measures<C> {
-    /// Nothing yet; times of up to `most` ns will be distinguished.
+    /// Creates empty measurements that distinguish times of up to `most` ns.
     pub(crate) fn new(most: u64) -> io::Result<Self> {
         let none = histogram(most)?;
         Ok(Measures {
@@ -132,7 +130,7 @@ impl<C: Copy + Default + Sub<Output = C>> Measures<C> {
         })
     }
 
-    /// Measuring begins, with these counts.
+    /// Begins measuring, with these counts.
     pub(crate) fn begin(&mut self, counts: C) {
         self.mark = counts;
         for histogram in [&mut self.corrected, &mut self.raw, &mut self.connect] {
@@ -140,14 +138,15 @@ impl<C: Copy + Default + Sub<Output = C>> Measures<C> {
         }
     }
 
-    /// A response came, so many ns after it was due and after it was asked for.
+    /// Records a response, with its times since it was due and since it was requested,
+    /// ns.
     pub(crate) fn answered(&mut self, corrected: u64, raw: u64) {
         self.corrected.saturating_record(corrected);
         self.recent.saturating_record(corrected);
         self.raw.saturating_record(raw);
     }
 
-    /// What has happened since this was asked last.
+    /// Returns the changes since the previous call.
     pub(crate) fn since_progress(&mut self, counts: C) -> (C, Option<Latency>) {
         let latency = Latency::of(&self.recent);
         self.recent.reset();
@@ -155,7 +154,7 @@ impl<C: Copy + Default + Sub<Output = C>> Measures<C> {
         (counts - reported, latency)
     }
 
-    /// What of the counts is of the measured time, if there was one.
+    /// Returns the counts of the measured time, if there was one.
     pub(crate) fn counts(&self, whole: C, measured: bool) -> C {
         match measured {
             true => whole - self.mark,
@@ -163,8 +162,8 @@ impl<C: Copy + Default + Sub<Output = C>> Measures<C> {
         }
     }
 
-    /// Response times of the measured time, if there was one; `closed` is of a
-    /// closed loop the number of places in it and the time, ns.
+    /// Returns the response times of the measured time, if there was one. `closed`: the
+    /// number of slots in a closed loop, and the time, ns.
     pub(crate) fn response(&self, measured: bool, closed: Option<(u64, u64)>) -> Times {
         match (measured, closed) {
             (false, _) => Times::default(),
@@ -216,8 +215,8 @@ mod tests {
 
     #[test]
     fn a_server_that_stopped_shows_in_the_corrected_times() {
-        // One connection, 100 responses of 1 ms and one of 100 ms, in 200 ms:
-        // while that lasted, some fifty more would have been asked for.
+        // One connection, 100 responses of 1 ms and one of 100 ms, in 200 ms: during that
+        // one, some fifty more requests would have been sent.
         let raw = histogram((0..100).map(|_| 1_000_000).chain([100_000_000]));
         let times = Times::closed(&raw, 1, 200_000_000);
         let (corrected, raw) = (times.corrected.unwrap(), times.raw.unwrap());
@@ -227,7 +226,7 @@ mod tests {
             "{corrected:?}"
         );
         assert!(corrected.summary.p90 > 60_000_000, "{corrected:?}");
-        // Nothing to correct where nothing was slower than usual.
+        // Nothing to correct if nothing was slower than usual.
         let times = Times::closed(&histogram([1_000_000; 100]), 4, 25_000_000);
         assert_eq!(times.corrected, times.raw);
         assert_eq!(Times::closed(&histogram([]), 1, 1), Times::default());

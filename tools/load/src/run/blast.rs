@@ -17,14 +17,14 @@ pub(super) struct Blast {
     rate: Option<u64>,
     packets: Option<u64>,
     burst: u32,
-    /// Bursts follow the rate unless one was asked for: what else they depend
-    /// on.
+    /// The other parameters of the burst size, if bursts follow the rate rather than a
+    /// given size.
     follows: Option<(BlastSpec, bool)>,
-    /// Changes of the rate still to come, the next one last.
+    /// Remaining changes of the rate, the next one last.
     steps: Vec<RateStep>,
     /// End of the stream, ns.
     end: u64,
-    /// Packets offered and given up at earlier rates.
+    /// Packets offered and skipped at earlier rates.
     earlier: (u64, u64),
     pacer: Pacer,
     sender: Box<dyn Sender>,
@@ -71,13 +71,13 @@ impl Blast {
         self.pacer = Pacer::new(self.rate, self.burst, 0, end, self.packets);
     }
 
-    /// True while it has a rate to keep.
+    /// Returns true while it has a rate to keep.
     pub(super) fn is_paced(&self) -> bool {
         self.rate.is_some()
     }
 
-    /// Goes over to the next rate when its time has come, and over one that has
-    /// had its time while this thread did not run.
+    /// Changes to the next rate once its time has come, skipping a rate whose whole time
+    /// passed while this thread did not run.
     fn change_rate(&mut self, now: u64) {
         let is_due = |step: &mut RateStep| nanoseconds(step.after) <= now;
         while let Some(next) = self.steps.pop_if(is_due) {

@@ -1,5 +1,5 @@
-//! One load on the calling thread: bursts when they are due, replies in
-//! between, sleep when there is time for it.
+//! Runs one load on the calling thread: bursts when they are due, replies in between, and
+//! sleep if there is time.
 
 mod blast;
 mod ping;
@@ -24,38 +24,37 @@ use crate::spec::{LoadSpec, Wait};
 use crate::stream::Stream;
 use crate::thread::ThreadSettings;
 
-/// Shortest gap that is slept through, ns. A sleep costs a wake-up of some
-/// microseconds and two context switches; shorter gaps are spun through.
+/// Shortest gap worth a sleep, ns. A sleep costs a wake-up of some microseconds and two
+/// context switches; in shorter gaps the thread spins.
 const SLEEP_MIN: u64 = 60_000;
-/// Time between two calls of the progress function, unless asked for.
+/// Default time between two calls of the progress function.
 pub const PROGRESS_INTERVAL: Duration = Duration::from_millis(200);
-/// Within which a request to stop is seen, ns.
+/// Time within which a stop request is noticed, ns.
 const STOP_WITHIN: u64 = 200_000_000;
 /// The histogram's longest round trip, ns: the longest timeout.
 const LATENCY_MAX: u64 = 60_000_000_000;
-/// Packets of a paced stream sent between two looks at replies: half of a
-/// veth's ring.
+/// Packets of a paced stream sent between two checks for replies: half of a veth's ring.
 const CATCH_UP: u32 = 128;
-/// Replies taken between two looks at the schedule.
+/// Replies handled between two checks of the schedule.
 const REPLIES_MAX: usize = 64;
 
-/// Runs a load to its end on the calling thread, in its network namespace, and
-/// reports what it did. `progress` is called about every 200 ms.
+/// Runs a load to its end on the calling thread, in its network namespace, and reports
+/// the results. Calls `progress` about every 200 ms.
 ///
 /// # Errors
-/// `InvalidInput` for a specification out of range; `PermissionDenied` for an
-/// interface that may not be blasted through, or missing privileges; what the
-/// look-up of the destination and the sending report, in words that say what
-/// to do.
+/// - `InvalidInput` for a specification out of range
+/// - `PermissionDenied` for an interface that may not be blasted through, or missing
+///   privileges
+/// - errors of the destination lookup and of sending, with the remedy in words
 pub fn run(spec: &LoadSpec, progress: impl FnMut(Progress)) -> io::Result<LoadReport> {
     run_until(spec, &AtomicBool::new(false), progress)
 }
 
-/// [`run()`], ended early when `stop` becomes true (seen within 200 ms); the
-/// report then covers what was done until that time.
+/// Acts as [`run()`], but ends early when `stop` becomes true (noticed within 200 ms);
+/// the report then covers the time until then.
 ///
 /// # Errors
-/// As [`run()`].
+/// Those of [`run()`].
 pub fn run_until(
     spec: &LoadSpec,
     stop: &AtomicBool,
@@ -64,11 +63,11 @@ pub fn run_until(
     run_with_interval(spec, stop, PROGRESS_INTERVAL, progress)
 }
 
-/// [`run_until`], with `progress` called every `interval` (at least a
-/// millisecond): its time is taken from the load's.
+/// Acts as [`run_until`], but calls `progress` every `interval` (at least a millisecond):
+/// the call's time is taken from the load's.
 ///
 /// # Errors
-/// As [`run()`].
+/// Those of [`run()`].
 pub fn run_with_interval(
     spec: &LoadSpec,
     stop: &AtomicBool,
@@ -80,7 +79,7 @@ pub fn run_with_interval(
     let measure_at = nanoseconds(spec.warm_up);
     let end = measure_at.saturating_add(nanoseconds(spec.duration));
     let mut parts = Parts::open(spec, stop, &mut progress, interval, (measure_at, end))?;
-    // After all the opening, whose threads and programs need not be bound.
+    // After the opening, whose threads and programs need not be bound.
     let _settings = ThreadSettings::apply(spec.cpu)?;
 
     let clock = Instant::now();
@@ -107,7 +106,7 @@ pub fn run_with_interval(
             match blast.step(time)? {
                 Step::Send(mut sent) => {
                     (busy, blasting) = (true, true);
-                    // What became due while replies were looked at.
+                    // Packets that became due during the check for replies.
                     while blast.is_paced()
                         && sent < CATCH_UP
                         && let Step::Send(more) = blast.step(now())?
@@ -164,10 +163,10 @@ pub fn run_with_interval(
     parts.report(begun.is_some(), duration, stopped)
 }
 
-/// Everything that a load consists of.
+/// The parts of a load.
 struct Parts {
     blast: Option<Blast>,
-    /// The ping first, if there is one, then those beside it.
+    /// The main ping first, if there is one, then those beside it.
     pings: Vec<Ping>,
     has_ping: bool,
     http: Option<Client>,
@@ -185,7 +184,7 @@ impl Parts {
         interval: u64,
         (measure_at, end): (u64, u64),
     ) -> io::Result<Self> {
-        // What connects comes before what is in its way.
+        // Loads that connect come before those that would be in their way.
         let opening = |elapsed, interval, counts| {
             progress(Progress {
                 elapsed,
@@ -255,8 +254,8 @@ impl Parts {
         self.stream.as_mut().map_or(Ok(()), Stream::begin_measuring)
     }
 
-    /// Takes what has come and sends what may be sent. True when the thread is
-    /// not to sleep now.
+    /// Handles events and sends what may be sent. Returns true if the thread must not
+    /// sleep now.
     fn poll(&mut self, now: impl Fn() -> u64 + Copy) -> io::Result<bool> {
         let mut busy = false;
         for ping in &mut self.pings {
@@ -278,7 +277,7 @@ impl Parts {
         Ok(busy)
     }
 
-    /// When there is something to do again unless something comes first.
+    /// Returns when there is something to do again, unless an event comes first.
     fn deadline(&self) -> u64 {
         let pings = self.pings.iter().map(|ping| ping.exchange.deadline());
         let clients = [&self.s_clients, &self.probe].into_iter().flatten();
@@ -346,8 +345,8 @@ impl Parts {
     }
 }
 
-/// Lets `gap` nanoseconds pass, or less: sleeping if that is long enough, and
-/// then only until something comes.
+/// Passes `gap` nanoseconds, or less: sleeps if that is long enough, and then only until
+/// an event.
 fn idle(gap: u64, descriptors: Vec<BorrowedFd<'_>>) -> io::Result<()> {
     let time = Duration::from_nanos(gap);
     if gap < SLEEP_MIN {

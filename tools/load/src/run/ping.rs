@@ -20,15 +20,15 @@ pub(super) struct Ping {
     pub(super) exchange: Exchange,
     outstanding: u16,
     rate: Option<u64>,
-    /// The number, and what follows it.
+    /// The number, and the bytes behind it.
     request: Vec<u8>,
-    /// Whether requests are for a name.
+    /// Whether requests are DNS queries.
     names: bool,
     reply: Vec<u8>,
     pub(super) measures: Measures<PingCounts>,
 }
 
-/// What requests go by.
+/// The socket that carries requests.
 enum Socket {
     Udp(UdpSocket),
     Circuit(CircuitEnd),
@@ -65,7 +65,7 @@ impl Ping {
             socket.connect(spec.destination)?;
             socket.set_nonblocking(true)?;
             if spec.wait == Wait::Spin {
-                // Without CAP_NET_ADMIN, replies come by interrupt as ever.
+                // Without CAP_NET_ADMIN, replies arrive by interrupt as usual.
                 let _ = prefer_busy_poll(&socket);
             }
             Ok(Socket::Udp(socket))
@@ -91,13 +91,14 @@ impl Ping {
             rate: spec.rate,
             request,
             names: spec.name.is_some(),
-            // A reply of any length is looked at; the rest is cut off.
+            // A reply of any length is accepted; the rest is cut off.
             reply: vec![0; 2048],
             measures: Measures::new(LATENCY_MAX)?,
         })
     }
 
-    /// What becomes readable when a reply comes; none of a client that spins in any case.
+    /// Returns the descriptor that becomes readable on a reply; none for a client that
+    /// always spins.
     pub(super) fn descriptor(&self) -> Option<BorrowedFd<'_>> {
         match &self.socket {
             Socket::Udp(socket) => Some(socket.as_fd()),
@@ -105,8 +106,8 @@ impl Ping {
         }
     }
 
-    /// Takes the replies that are there and sends what may be sent. True when
-    /// there were any.
+    /// Handles the waiting replies and sends what may be sent. Returns true if there were
+    /// any replies.
     pub(super) fn poll(&mut self, now: impl Fn() -> u64) -> io::Result<bool> {
         let mut busy = false;
         for _ in 0..REPLIES_MAX {
@@ -137,8 +138,7 @@ impl Ping {
             for (to, from) in numbered.zip(number.to_le_bytes()) {
                 *to = from;
             }
-            // Before the call: building and sending the packet is part of the
-            // round trip.
+            // Before the call: building and sending the packet is part of the round trip.
             let time = now();
             match self.socket.send(&self.request) {
                 Ok(_) => {
@@ -154,7 +154,7 @@ impl Ping {
         Ok(busy)
     }
 
-    /// Counts an error that will pass; gives back any other.
+    /// Counts a transient error; returns any other.
     fn live_with(&mut self, error: io::Error) -> io::Result<()> {
         match error.raw_os_error() {
             Some(

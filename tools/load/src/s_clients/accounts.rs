@@ -1,43 +1,42 @@
-//! S-clients without their sockets: when a connection is to be begun, when one
-//! is given up, and what each came to. Times go in as nanoseconds since the run
-//! began; no clock inside.
+//! S-clients without their sockets: when a connection begins, when one is abandoned, and
+//! the outcome of each. Times are passed in as nanoseconds since the run began; there is
+//! no clock inside.
 //!
-//! Every connection begun ends in exactly one cause, or is unfinished:
-//! `begun` = `gave_up` + `refused` + `local_errors` + `responses` +
-//! `other_status` + `failed` + `malformed` + `timeouts` + unfinished.
+//! Every connection begun ends in exactly one cause, or is unfinished: `begun` =
+//! `gave_up` + `refused` + `local_errors` + `responses` + `other_status` + `failed` +
+//! `malformed` + `timeouts` + unfinished.
 
 use std::collections::VecDeque;
 
 use crate::pacer::{Pacer, Step as Paced};
 use crate::report::SClientCounts;
 
-/// Connections that are begun together: those of so many ns, so that the
-/// generator sleeps in between and who shares its processor can run.
+/// Connections due within this many ns are begun together, so that the generator sleeps
+/// in between and other threads on its processor can run.
 const TOGETHER: u64 = 200_000;
 /// Most connections begun together.
 const TOGETHER_MAX: u64 = 64;
-/// How long a connection may wait for its server to close after the response,
-/// ns.
+/// Longest wait for the server's close after the response, ns.
 const CLOSING_MAX: u64 = 1_000_000_000;
 
-/// What the accounts are kept for.
+/// The parameters of the accounts.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Plan {
     /// Connections/s.
     pub(crate) rate: u64,
     /// T, ns.
     pub(crate) connect_timeout: u64,
-    /// For a response, ns.
+    /// Timeout of a response, ns.
     pub(crate) timeout: u64,
-    /// When the first is begun, and when none is any more, ns.
+    /// When the first connection is begun, and from when no more are, ns.
     pub(crate) start: u64,
     pub(crate) end: u64,
     /// Most connections open at once.
     pub(crate) open_max: usize,
 }
 
-/// A connection. The place it takes is used again: the generation tells what
-/// is late for it from what is meant for the next.
+/// A connection. Its slot is reused: the generation distinguishes late events from those
+/// of the successor.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Key {
     index: u32,
@@ -45,17 +44,17 @@ pub(crate) struct Key {
 }
 
 impl Key {
-    /// The place.
+    /// Returns the slot.
     pub(crate) fn index(self) -> usize {
         self.index as usize
     }
 
-    /// Both as one number.
+    /// Returns both as one number.
     pub(crate) fn token(self) -> u64 {
         u64::from(self.generation) << 32 | u64::from(self.index)
     }
 
-    /// Back from [`Key::token`].
+    /// Converts back from [`Key::token`].
     pub(crate) fn of_token(token: u64) -> Self {
         Key {
             index: token as u32,
@@ -64,30 +63,29 @@ impl Key {
     }
 }
 
-/// What to do now.
+/// The next action.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Step {
     /// Begin this connection; it counts as begun.
     Begin(Key),
-    /// Close this one: it did not stand within T. Nothing is sent.
+    /// Close this one: it was not established within T. Nothing is sent.
     GiveUp(Key),
-    /// Reset this one: it had its time.
+    /// Reset this one: it timed out.
     Reset(Key),
-    /// Nothing to do before this time, ns, unless something happens.
+    /// Nothing to do before this time, ns, unless there is an event.
     Wait(u64),
 }
 
-/// How a connection that was begun ended, other than with a response or by
-/// running out of time.
+/// How a connection ended, other than with a response or a timeout.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum End {
-    /// Not even begun by the kernel: no port, no descriptor, no way there.
+    /// The kernel could not even begin it: no port, no descriptor, no route.
     Local,
     /// Refused, or reset before its request was sent.
     Refused,
     /// Closed or reset before its response was whole.
     Failed,
-    /// Answered by what is no HTTP/1.1 response.
+    /// Answered by something other than an HTTP/1.1 response.
     Malformed,
 }
 
@@ -99,7 +97,7 @@ pub(crate) enum State {
     Trying,
     /// With the handler, its request sent.
     Awaiting,
-    /// With the handler: the response came, the server is to close.
+    /// With the handler: the response arrived, the server is to close.
     Closing,
 }
 
@@ -120,7 +118,7 @@ pub(crate) struct Took {
     pub(crate) raw: u64,
 }
 
-/// Connections in the order in which their time runs out, all having as long.
+/// Connections with the same timeout, in the order in which they expire.
 #[derive(Debug)]
 struct Queue {
     time: u64,
@@ -139,7 +137,7 @@ impl Queue {
         self.entries.push_back((key, now.saturating_add(self.time)));
     }
 
-    /// The first that is still in the state `is` looks for, and its time.
+    /// Returns the first connection for which `is` holds, and its time.
     fn first(&mut self, is: impl Fn(Key) -> bool) -> Option<(Key, u64)> {
         while let Some(&(key, at)) = self.entries.front() {
             if is(key) {
@@ -155,8 +153,8 @@ impl Queue {
 #[derive(Debug)]
 pub(crate) struct Accounts {
     pacer: Pacer,
-    /// Numbers of the connections that the pacer has let begin and that have
-    /// not begun: from, until before.
+    /// Numbers of the connections that the pacer has released and that have not begun:
+    /// from, until before.
     ready: (u64, u64),
     open_max: usize,
     places: Vec<Place>,
@@ -172,7 +170,7 @@ impl Accounts {
         let together = u128::from(plan.rate) * u128::from(TOGETHER) / 1_000_000_000;
         let together = together.clamp(1, TOGETHER_MAX.into()) as u32;
         Accounts {
-            // A time slice that was stolen is caught up within T.
+            // A stolen time slice is caught up within T.
             pacer: Pacer::new(Some(plan.rate), together, plan.start, plan.end, None)
                 .behind_at_most(plan.connect_timeout / 5),
             ready: (0, 0),
@@ -186,7 +184,7 @@ impl Accounts {
         }
     }
 
-    /// What has been counted so far.
+    /// Returns the counts so far.
     pub(crate) fn counts(&self) -> SClientCounts {
         SClientCounts {
             offered: self.pacer.offered() - (self.ready.1 - self.ready.0),
@@ -195,12 +193,12 @@ impl Accounts {
         }
     }
 
-    /// Connections that have not come to anything yet.
+    /// Returns the connections without an outcome so far.
     pub(crate) fn unfinished(&self) -> u64 {
         self.counts.begun - self.counts.ended()
     }
 
-    /// Where a connection stands; [`State::Free`] for one that is no more.
+    /// Returns a connection's state; [`State::Free`] for one that is gone.
     pub(crate) fn state(&self, key: Key) -> State {
         match self.places.get(key.index()) {
             Some(place) if place.generation == key.generation => place.state,
@@ -208,10 +206,10 @@ impl Accounts {
         }
     }
 
-    /// What to do at time `now`. To be asked again until it is to wait.
+    /// Returns the action at time `now`. Call it until it returns a wait.
     pub(crate) fn step(&mut self, now: u64) -> Step {
         let mut next = u64::MAX;
-        // What ran out of time makes room first.
+        // Expired connections make room first.
         for (state, count) in [
             (State::Trying, Some(0)),
             (State::Awaiting, Some(1)),
@@ -270,8 +268,8 @@ impl Accounts {
         }
     }
 
-    /// A connection stands and its request was sent. Its time since it was
-    /// begun, ns; `None` for one that is not waited for.
+    /// Records that a connection is established and its request sent. Returns its time
+    /// since it was begun, ns; `None` for one that is not expected.
     pub(crate) fn connected(&mut self, key: Key, now: u64) -> Option<u64> {
         let place = self.place(key, State::Trying)?;
         place.state = State::Awaiting;
@@ -281,8 +279,8 @@ impl Accounts {
         Some(took)
     }
 
-    /// A whole response came, of status 200 or another; the server is to close
-    /// the connection. `None` for one that is not waited for.
+    /// Records a complete response, of status 200 or another; the server is to close the
+    /// connection. Returns `None` for one that is not expected.
     pub(crate) fn answered(&mut self, key: Key, status: u16, now: u64) -> Option<Took> {
         let place = self.place(key, State::Awaiting)?;
         place.state = State::Closing;
@@ -298,8 +296,8 @@ impl Accounts {
         Some(took)
     }
 
-    /// A connection ended; the socket is to be closed. One that was answered
-    /// has its cause already.
+    /// Records the end of a connection, whose socket is to be closed. An answered one has
+    /// its cause already.
     pub(crate) fn ended(&mut self, key: Key, end: End) {
         match self.state(key) {
             State::Free => return,
@@ -323,7 +321,7 @@ impl Accounts {
             .filter(|place| place.generation == key.generation && place.state == state)
     }
 
-    /// A place for one more connection.
+    /// Allocates a slot for one more connection.
     fn take(&mut self) -> Option<u32> {
         if let Some(index) = self.free.pop() {
             return Some(index);

@@ -1,6 +1,5 @@
-//! S-clients over kernel sockets: the establisher and the handler on one
-//! thread. What is begun and given up when, and what counts as what, is the
-//! accounts' affair; here are the sockets.
+//! S-clients over kernel sockets: the establisher and the handler on one thread. The
+//! accounts decide when connections begin and end, and count them; the sockets are here.
 
 mod accounts;
 
@@ -20,9 +19,9 @@ use crate::report::{
 use crate::spec::{ProbeSpec, Reuse, SClientSpec};
 use crate::tcp::{Epoll, Event, Ways, allow_descriptors, raise_descriptors};
 
-/// Events taken at once.
+/// Most events handled at once.
 const EVENTS: usize = 256;
-/// Steps of the accounts taken between two looks at events.
+/// Account steps between two checks for events.
 const STEPS: usize = 64;
 /// Descriptors beside the connections.
 const OTHERS: u64 = 512;
@@ -45,7 +44,7 @@ pub(crate) struct SClients {
     ways: Ways,
     request: Vec<u8>,
     accounts: Accounts,
-    /// By place.
+    /// Indexed by slot.
     sockets: Vec<Option<Socket>>,
     epoll: Epoll,
     events: Vec<Event>,
@@ -56,7 +55,7 @@ pub(crate) struct SClients {
 }
 
 impl SClients {
-    /// New clients from `start` on, ns, each judged before `end`.
+    /// Creates new clients from `start` on, ns, each judged before `end`.
     pub(crate) fn probes(spec: &ProbeSpec, start: u64, end: u64) -> io::Result<Self> {
         let spec = SClientSpec {
             connect_timeout: spec.timeout,
@@ -68,14 +67,14 @@ impl SClients {
         SClients::open(&spec, start, until)
     }
 
-    /// S-clients that have not begun: they do at `start`, until `end`, ns.
+    /// Creates S-clients that run from `start` until `end`, ns.
     pub(crate) fn open(spec: &SClientSpec, start: u64, end: u64) -> io::Result<Self> {
         let mut open_max = u64::from(spec.open_limit());
         if spec.open_max.is_some() {
             raise_descriptors(open_max + OTHERS)?;
         } else {
-            // Fewer will do where no more are allowed, but not fewer than the
-            // establisher needs.
+            // Fewer will do if no more are allowed, but not fewer than the establisher
+            // needs.
             let least = (spec.establishing().saturating_mul(5) / 4).min(open_max);
             open_max = allow_descriptors(open_max + OTHERS)?.saturating_sub(OTHERS);
             if open_max < least {
@@ -111,8 +110,8 @@ impl SClients {
         })
     }
 
-    /// Takes what has happened and does what is due. True when there may be
-    /// more to do at once.
+    /// Handles events and does what is due. Returns true if there may be more to do at
+    /// once.
     pub(crate) fn poll(&mut self, now: impl Fn() -> u64) -> io::Result<bool> {
         let mut events = std::mem::take(&mut self.events);
         let taken = self.epoll.wait(0, &mut events);
@@ -137,13 +136,12 @@ impl SClients {
         Ok(busy)
     }
 
-    /// What is readable when there is something to do.
+    /// Returns a descriptor that is readable when there is something to do.
     pub(crate) fn descriptor(&self) -> BorrowedFd<'_> {
         self.epoll.as_fd()
     }
 
-    /// When there is something to do again unless the server does something
-    /// first.
+    /// Returns when there is something to do again, unless the server acts first.
     pub(crate) fn deadline(&self) -> u64 {
         self.deadline
     }
@@ -212,7 +210,7 @@ impl SClients {
         }
     }
 
-    /// Closes the socket of a connection that the accounts have done with.
+    /// Closes the socket of a connection that the accounts no longer need.
     fn close(&mut self, key: Key, abort: bool) {
         if let Some(socket) = self.sockets.get_mut(key.index()).and_then(Option::take)
             && abort
@@ -224,7 +222,7 @@ impl SClients {
 
     fn end(&mut self, key: Key, end: End) {
         self.accounts.ended(key, end);
-        // Where the server has not closed, this side does not want to wait.
+        // If the server has not closed, this side does not wait.
         self.close(key, end == End::Malformed);
     }
 
@@ -237,13 +235,13 @@ impl SClients {
         }
     }
 
-    /// The connection stands: sends the request and hands it over.
+    /// Records that the connection is established: sends the request and hands it over.
     fn send(&mut self, key: Key, event: Event, now: &impl Fn() -> u64) {
         let Some(Some(socket)) = self.sockets.get_mut(key.index()) else {
             return;
         };
-        // A request is smaller than any buffer: one that does not fit has a
-        // broken connection.
+        // A request is smaller than any buffer: if it does not fit, the connection is
+        // broken.
         let sent = !event.failed
             && matches!(socket.stream.write(&self.request), Ok(count) if count == self.request.len());
         if !sent {
@@ -270,7 +268,7 @@ impl SClients {
                 Err(_) => return self.end(key, End::Failed),
             };
             if self.accounts.state(key) == State::Closing {
-                // The end, or bytes that nobody asked for.
+                // The end, or unsolicited bytes.
                 self.accounts.ended(key, End::Failed);
                 return self.close(key, read > 0);
             }
@@ -285,7 +283,7 @@ impl SClients {
                 Outcome::Incomplete => {}
                 Outcome::Malformed if read == 0 => return self.end(key, End::Failed),
                 Outcome::Malformed => return self.end(key, End::Malformed),
-                // Once more: the end has often come with the response.
+                // Once more: the end often arrives with the response.
                 Outcome::Complete { status, .. } => {
                     if let Some(took) = self.accounts.answered(key, status, now()) {
                         self.measures.answered(took.corrected, took.raw);

@@ -1,5 +1,5 @@
-//! XDP test runs with live frames: what reaches the peer of a veth is an
-//! `xdp_frame` with no skb around it, as from a driver.
+//! XDP test runs with live frames: the peer of a veth receives an `xdp_frame` with no skb
+//! around it, as from a driver.
 
 use std::io;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
@@ -13,12 +13,12 @@ use crate::spec::{BlastSpec, Content, SourceOrder, invalid};
 use crate::template::Template;
 use crate::xdp::{Redirect, Scatter};
 
-/// Runs the redirecting program once a packet, a burst with one system call.
-/// Sources of SYN segments are scattered by the program itself, frame by frame.
+/// Runs the redirecting program once per packet, and a burst with one system call. The
+/// program itself scatters the sources of SYN segments, frame by frame.
 pub(super) struct FrameSender {
     program: Redirect,
     bytes: Vec<u8>,
-    /// How the source is written, where it differs between bursts.
+    /// Rewrites the source, if it differs between bursts.
     sources: Option<(Template, Sources)>,
     /// Bits of the address's last four bytes that the program sets.
     scattered: u32,
@@ -68,7 +68,7 @@ fn redirect(path: &Path, scatter: Option<Scatter>) -> io::Result<Redirect> {
     })
 }
 
-/// The address with these bits of its last four bytes cleared.
+/// Returns the address with these bits of its last four bytes cleared.
 fn without(address: IpAddr, bits: u32) -> IpAddr {
     match address {
         IpAddr::V4(address) => Ipv4Addr::from_bits(address.to_bits() & !bits).into(),
@@ -76,8 +76,8 @@ fn without(address: IpAddr, bits: u32) -> IpAddr {
     }
 }
 
-/// Redirection to an interface that transmits no XDP frames would fail without
-/// a word.
+/// Checks the peer: redirection to an interface that transmits no XDP frames would fail
+/// silently.
 fn check_peer(path: &Path) -> io::Result<()> {
     let name = &path.link.name;
     let features = Netdev::open().and_then(|mut netdev| netdev.xdp_features(path.link.index));
@@ -94,7 +94,7 @@ fn check_peer(path: &Path) -> io::Result<()> {
             io::ErrorKind::Unsupported,
             format!("{name} transmits no XDP frames: use the skb or the socket sender"),
         )),
-        // Linux before 6.3 cannot say; the interface's counters will.
+        // Linux before 6.3 does not report it; the interface's counters will.
         Err(_) => Ok(()),
     }
 }
@@ -111,7 +111,7 @@ impl Sender for FrameSender {
                 sent: count.into(),
                 ring_full: 0,
             }),
-            // The pool of frames could not be made.
+            // The pool of frames could not be allocated.
             Err(error) if error.raw_os_error() == Some(libc::ENOMEM) => Ok(Sent {
                 sent: 0,
                 ring_full: count.into(),

@@ -1,4 +1,4 @@
-//! The ways a burst of packets leaves this process.
+//! The ways in which a burst of packets leaves this process.
 
 mod frame;
 mod skb;
@@ -15,12 +15,12 @@ use crate::spec::{
 };
 use crate::template::{Ends, Template, scatter};
 
-/// Packets of one burst; what is in neither count was not asked for.
+/// Packets of one burst; those in neither count were not requested.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Sent {
-    /// Taken by the kernel.
+    /// Accepted by the kernel.
     pub(crate) sent: u64,
-    /// Given up: no room.
+    /// Abandoned for lack of room.
     pub(crate) ring_full: u64,
 }
 
@@ -30,7 +30,8 @@ pub(crate) trait Sender {
     fn send(&mut self, count: u32) -> io::Result<Sent>;
 }
 
-/// Opens the sender that the specification names. It must have been checked.
+/// Opens the sender that the specification names. The specification must have been
+/// checked.
 pub(crate) fn open(spec: &BlastSpec, path: &Path) -> io::Result<Box<dyn Sender>> {
     Ok(match spec.kind {
         SenderKind::Skb if spec.steered => Box::new(steered::SteeredSender::open(spec, path)?),
@@ -40,14 +41,14 @@ pub(crate) fn open(spec: &BlastSpec, path: &Path) -> io::Result<Box<dyn Sender>>
     })
 }
 
-/// The burst for a rate when the specification does not say. `answered`: the
-/// thread has replies to look at as well.
+/// Returns the burst for a rate if the specification has none. `answered`: the thread has
+/// replies to check as well.
 pub(crate) fn burst_of(spec: &BlastSpec, rate: Option<u64>, answered: bool) -> u32 {
     let most = match (spec.content, spec.kind, answered) {
-        // A call costs much to begin.
+        // A call is expensive to begin.
         (Content::Syn, SenderKind::Frame, _) => SYN_FRAMES_MAX,
         (Content::Syn, _, false) => SYN_BURST_MAX,
-        // The more bursts, the more often the thread looks for replies.
+        // The more bursts, the more often the thread checks for replies.
         (Content::Syn, SenderKind::Skb, true) => 16,
         (_, SenderKind::Frame, false) => 256,
         (_, SenderKind::Frame, true) | (_, _, false) => 32,
@@ -62,10 +63,10 @@ pub(crate) fn burst_of(spec: &BlastSpec, rate: Option<u64>, answered: bool) -> u
     }
 }
 
-/// Most SYN segments of a burst unless asked for: half of a veth's ring.
+/// Default maximum of SYN segments per burst: half of a veth's ring.
 const SYN_BURST_MAX: u32 = 128;
 
-/// The sources of a stream, one packet after the other.
+/// The sources of a stream, one after the other.
 #[derive(Clone, Debug)]
 pub(crate) struct Sources {
     first: SocketAddr,
@@ -87,7 +88,7 @@ impl Sources {
         }
     }
 
-    /// The source of the next packet.
+    /// Returns the source of the next packet.
     fn next(&mut self) -> SocketAddr {
         let packet = self.packet;
         self.packet = packet.wrapping_add(1);
@@ -110,7 +111,7 @@ impl Sources {
     }
 }
 
-/// The frame of a stream's first source.
+/// Returns the frame of a stream's first source.
 fn template(spec: &BlastSpec, path: &Path, sources: &Sources) -> io::Result<Template> {
     let ends = Ends {
         source_mac: path.link.mac,
@@ -172,7 +173,7 @@ mod tests {
         let skb = flood(SenderKind::Skb);
         for rate in [50_000, 400_000, 600_000] {
             let burst = u64::from(burst_of(&skb, Some(rate), false));
-            // Shorter gaps are spun through.
+            // In shorter gaps the thread spins.
             assert!(
                 burst * 1_000_000 / rate > 60,
                 "{rate}/s in bursts of {burst}"

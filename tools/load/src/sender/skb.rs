@@ -15,16 +15,16 @@ use crate::template::Template;
 /// Frames of the transmitter: several of the largest bursts.
 const FRAMES: u32 = 1024;
 
-/// Sends frames that were written once; only the source of a frame is written
-/// again, where it varies and the frames are fewer than the sources.
+/// Sends frames that were written once. Only a frame's source is rewritten, if it varies
+/// and there are fewer frames than sources.
 pub(super) struct SkbSender {
     transmit: Box<dyn Transmit>,
     memory: FrameMemory,
-    /// How a frame's source is written again; none where each frame is sent as it is.
+    /// Rewrites a frame's source; none if each frame is sent as it is.
     sources: Option<(Template, Sources)>,
-    /// Of each frame of the memory.
+    /// Length of each frame of the memory.
     lengths: Vec<u16>,
-    /// Frames with the kernel are in neither list.
+    /// Free frames. Those held by the kernel are in neither list.
     free: VecDeque<Frame>,
     reclaimed: Vec<Frame>,
 }
@@ -85,8 +85,8 @@ impl SkbSender {
                 packets.len()
             )));
         }
-        // Frames come back in the order they went: with a whole number of rounds of packets,
-        // each can keep its packet.
+        // Frames return in the order in which they were sent: with a whole number of
+        // rounds of packets, each can keep its packet.
         frames.truncate(frames.len() - frames.len() % packets.len().max(1));
         let mut lengths = Vec::new();
         for (frame, packet) in frames.iter_mut().zip(packets.iter().cycle()) {
@@ -110,7 +110,7 @@ impl SkbSender {
         })
     }
 
-    /// A frame to send, if the kernel has given one back.
+    /// Returns a frame to send, if the kernel has returned one.
     fn take(&mut self) -> io::Result<Option<Frame>> {
         if self.free.is_empty() {
             self.flush()?;
@@ -121,7 +121,7 @@ impl SkbSender {
     fn flush(&mut self) -> io::Result<()> {
         loop {
             let flushed = self.transmit.flush()?;
-            // No room below: the frames stay queued and go with the next flush.
+            // No room below: the frames stay queued and leave with the next flush.
             if flushed.left == 0 || flushed.full {
                 break;
             }
@@ -132,7 +132,7 @@ impl SkbSender {
     }
 }
 
-/// Lets a frame hold its packet of the stream; the packet.
+/// Makes a frame hold its packet of the stream; returns the packet.
 fn extend<'a>(
     frame: &'a mut Frame,
     memory: &'a FrameMemory,
@@ -150,7 +150,7 @@ impl Sender for SkbSender {
         let mut result = Sent::default();
         for _ in 0..count {
             let Some(mut frame) = self.take()? else { break };
-            // The completion ring tells which frame came back, not its extent.
+            // The completion ring names the frame, not its extent.
             let bytes = extend(&mut frame, &self.memory, headroom, &self.lengths);
             if let Some((template, sources)) = &mut self.sources {
                 let source = sources.next();
@@ -177,8 +177,8 @@ mod tests {
     use crate::spec::SenderKind;
     use std::sync::{Arc, Mutex};
 
-    /// A device that keeps a copy of what was sent, and up to `room` frames
-    /// until the next flush.
+    /// A device that keeps a copy of each sent frame, and up to `room` frames until the
+    /// next flush.
     struct Recorder {
         memory: FrameMemory,
         room: usize,
@@ -211,7 +211,7 @@ mod tests {
 
         fn reclaim(&mut self, frames: &mut Vec<Frame>) {
             frames.extend(self.done.drain(..).map(|mut frame| {
-                // As after a completion ring, which tells no lengths.
+                // The completion ring reports no lengths.
                 frame.set_extent(0, 0);
                 frame
             }));

@@ -13,7 +13,7 @@ use crate::spec::BlastSpec;
 /// Most datagrams of one call.
 const BATCH: usize = 256;
 
-/// Sends bursts with `sendmmsg`, a burst shared out between the flows.
+/// Sends bursts with `sendmmsg`; a burst is shared out between the flows.
 pub(super) struct SocketSender {
     sockets: Vec<UdpSocket>,
     /// The flow whose turn it is.
@@ -88,8 +88,8 @@ fn send_share(
         interface: 0,
     };
     let mut sent = 0;
-    // An error left behind by ICMP takes the place of one datagram and is then
-    // gone; more than one retry for each datagram means something else.
+    // An error left behind by ICMP replaces one datagram and is then gone. More than one
+    // retry per datagram means something else.
     let mut retries = share;
     while sent < share {
         let left = repeat_n(message, (share - sent) as usize);

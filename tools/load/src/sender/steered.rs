@@ -1,6 +1,6 @@
-//! Frames on the queue that the interface's rule table names, as a card at the other end
-//! of the wire would put them (`bpf/adaptor.bpf.c`): AF_XDP passes by the program that
-//! steers what kernel sockets send.
+//! Sends frames on the queue that the interface's rule table names, as a card at the
+//! other end of the wire would (`bpf/adaptor.bpf.c`): AF_XDP bypasses the program that
+//! steers the frames of kernel sockets.
 
 use std::fs::File;
 use std::io;
@@ -11,12 +11,12 @@ use super::{Sender, Sent};
 use crate::neighbour::Path;
 use crate::spec::BlastSpec;
 
-/// Bursts between two looks at the rule table.
+/// Bursts between two checks of the rule table.
 const BURSTS: u32 = 64;
 /// Protocol of the datagrams in a rule.
 const UDP: u32 = 17;
 
-/// A sender a queue.
+/// One sender per queue.
 pub(super) struct SteeredSender {
     senders: [SkbSender; 2],
     /// The interface's group: the rule table.
@@ -24,7 +24,7 @@ pub(super) struct SteeredSender {
     port: u16,
     /// Number of the queue.
     queue: usize,
-    /// Bursts until the next look.
+    /// Bursts until the next check.
     left: u32,
 }
 
@@ -64,7 +64,7 @@ impl Sender for SteeredSender {
     }
 }
 
-/// Whether the rule, as sysfs shows it, puts datagrams to `port` on queue 1.
+/// Returns whether the rule, as shown by sysfs, steers datagrams for `port` to queue 1.
 fn is_steered(text: &[u8], port: u16) -> bool {
     let rule = std::str::from_utf8(text).ok();
     let rule = rule.and_then(|text| text.trim().parse::<u32>().ok());

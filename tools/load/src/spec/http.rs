@@ -11,11 +11,11 @@ use super::{Wait, check_families, check_port, check_range, invalid, seconds};
 /// Most connections of an [`HttpSpec`].
 pub const HTTP_CONNECTIONS_MAX: u32 = 4096;
 
-/// Most requests/s or probes/s that can be asked for.
+/// Highest rate of requests/s or probes/s.
 pub(super) const REQUESTS_MAX: u64 = 10_000_000;
 
-/// Connections that one source address is asked to carry: below the 28,232
-/// ports that Linux gives out by itself (`ip_local_port_range`).
+/// Connections assigned to one source address: below the 28,232 ports that Linux chooses
+/// from by itself (`ip_local_port_range`).
 pub(crate) const PER_SOURCE: u32 = 25_000;
 
 /// Most source addresses.
@@ -30,14 +30,14 @@ const PATH_MAX: usize = 1024;
 /// Longest request and response of a [`FixedExchange`], bytes.
 const EXCHANGE_MAX: usize = 64 * 1024;
 
-/// A request of another protocol than HTTP, and what it is answered: the same each time, as
-/// a cache answers for one key.
+/// A request of another protocol than HTTP, and its response: the same each time, as a
+/// cache answers for one key.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct FixedExchange {
-    /// What is sent, 1 to 65,536 bytes.
+    /// The request, 1 to 65,536 bytes.
     pub request: String,
-    /// The right answer, 1 to 65,536 bytes. Any other counts as failed, and its connection is
-    /// opened again.
+    /// The right response, 1 to 65,536 bytes. Any other counts as failed, and its
+    /// connection is reopened.
     pub response: String,
 }
 
@@ -51,23 +51,23 @@ impl FixedExchange {
     }
 }
 
-/// What an HTTP client does with a connection after a response.
+/// An HTTP client's use of a connection after a response.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Reuse {
     /// Sends the next request on it (RFC 9112 §9.3).
     #[default]
     KeepAlive,
-    /// Asks the server to close it (`Connection: close`) and opens another:
-    /// one connection a request. The server closes first, so that no port of
-    /// the client's is held back in TIME-WAIT.
+    /// Asks the server to close it (`Connection: close`) and opens another: one
+    /// connection per request. The server closes first, so no client port is held in
+    /// TIME-WAIT.
     OneRequest,
 }
 
-/// HTTP/1.1 GETs of one document. A closed loop (each connection sends its next
-/// request when it has the response to the one before) or, with a rate, an open
-/// one: requests become due on schedule, and a response time counts from then,
-/// however long the request had to wait for a free connection.
+/// HTTP/1.1 GETs of one document. In a closed loop, each connection sends its next
+/// request after the response to the previous one. With a rate, the loop is open:
+/// requests become due on schedule, and a response time counts from then, however long
+/// the request waited for a free connection.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct HttpSpec {
     /// The server.
@@ -79,37 +79,36 @@ pub struct HttpSpec {
     /// slash. `None`: the destination.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub host: Option<String>,
-    /// In place of HTTP; only with [`Reuse::KeepAlive`]. Path, host and proxy then say nothing.
+    /// Replaces HTTP; only with [`Reuse::KeepAlive`]. Path, host and proxy are ignored
+    /// then.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub exchange: Option<FixedExchange>,
-    /// Ask as one asks a proxy: for `http://HOST/PATH` (the absolute form,
-    /// RFC 9112 §3.2.2).
+    /// Use the absolute form, `http://HOST/PATH`, as for a proxy (RFC 9112 §3.2.2).
     #[serde(default)]
     pub proxy: bool,
     /// Connections held at once, 1…[`HTTP_CONNECTIONS_MAX`].
     pub connections: u32,
-    /// What becomes of a connection after a response.
+    /// Use of a connection after a response.
     #[serde(default)]
     pub reuse: Reuse,
     /// Requests/s, 1…10,000,000. `None`: a closed loop.
     #[serde(default)]
     pub rate: Option<u64>,
-    /// Addresses to connect from, in turn, at most 256. None: the kernel's
-    /// choice.
+    /// Addresses to connect from, in turn, at most 256. None: the kernel's choice.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub sources: Vec<IpAddr>,
-    /// A connection that takes longer to open, or a response that takes longer
-    /// to come, is given up and counted; 1 ms to 60 s.
+    /// A connection that takes longer to open, or a response that takes longer to arrive,
+    /// is abandoned and counted; 1 ms to 60 s.
     #[serde(with = "seconds")]
     pub timeout: Duration,
-    /// What to do between responses. Spinning, the client polls its device
-    /// itself, by one more connection that stays idle.
+    /// Action between responses. When spinning, the client polls its device itself,
+    /// through one additional idle connection.
     #[serde(default)]
     pub wait: Wait,
 }
 
 impl HttpSpec {
-    /// 32 connections in a closed loop, kept alive, spinning; a timeout of 3 s.
+    /// Returns 32 connections in a closed loop, kept alive, spinning; a timeout of 3 s.
     pub fn new(destination: SocketAddr, path: &str) -> Self {
         HttpSpec {
             destination,
@@ -150,9 +149,9 @@ impl HttpSpec {
     }
 }
 
-/// New clients: each connects, asks for one document and goes. They begin on
-/// schedule while the load is measured, as long as their timeout still ends
-/// within it, so that each is judged.
+/// New clients: each connects, requests one document and disconnects. They begin on
+/// schedule while the load is measured, as long as their timeout still ends within it, so
+/// that each is judged.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct ProbeSpec {
     /// The server.
@@ -164,14 +163,14 @@ pub struct ProbeSpec {
     /// Addresses to connect from, as in [`HttpSpec::sources`].
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub sources: Vec<IpAddr>,
-    /// A client that is not connected by then has failed, as has one that is
-    /// connected and waits longer than this for the document; 1 ms to 60 s.
+    /// A client that is not connected by then has failed. So has a connected one that
+    /// waits longer than this for the document; 1 ms to 60 s.
     #[serde(with = "seconds")]
     pub timeout: Duration,
 }
 
 impl ProbeSpec {
-    /// 50 new clients/s with a timeout of 3 s.
+    /// Returns 50 new clients/s with a timeout of 3 s.
     pub fn new(destination: SocketAddr, path: &str) -> Self {
         ProbeSpec {
             destination,
@@ -193,15 +192,14 @@ impl ProbeSpec {
     }
 }
 
-/// What a byte stream is used for.
+/// The use of a byte stream.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum StreamKind {
-    /// So many bytes are sent and must come back before the next: LRP's
-    /// ping-pong.
+    /// The bytes of a request are sent and must return before the next: LRP's ping-pong.
     Echo,
-    /// Bytes are sent as fast as the connection takes them, in writes of the
-    /// size given: LRP's bulk transfer.
+    /// Bytes are sent as fast as the connection accepts them, in writes of the given
+    /// size: LRP's bulk transfer.
     Bulk,
 }
 
@@ -210,21 +208,21 @@ pub enum StreamKind {
 pub struct StreamSpec {
     /// The service.
     pub destination: SocketAddr,
-    /// What the stream is used for.
+    /// The use of the stream.
     pub kind: StreamKind,
     /// Bytes of a request or of a write, 1…1,048,576.
     pub size: u32,
-    /// Send buffer, bytes (SO_SNDBUF; Linux doubles it). `None`: as it comes.
+    /// Send buffer, bytes (SO_SNDBUF; Linux doubles it). `None`: the default.
     #[serde(default)]
     pub buffer: Option<u32>,
-    /// Where there is no room to write it sleeps, as what carries it shares its processor;
-    /// else it polls the device for acknowledgments.
+    /// Sleeps if there is no room to write, for a carrier that shares its processor;
+    /// otherwise it polls the device for acknowledgments.
     #[serde(default)]
     pub sleeps: bool,
 }
 
 impl StreamSpec {
-    /// A stream with the kernel's own buffers, which does not sleep.
+    /// Returns a stream with the kernel's own buffers, which does not sleep.
     pub fn new(destination: SocketAddr, kind: StreamKind, size: u32) -> Self {
         StreamSpec {
             destination,
@@ -267,8 +265,7 @@ pub(super) fn check_ends(
     check_families(destination, sources.iter().copied())
 }
 
-/// The value of a `Host` field: what a URI may name as its authority, loosely
-/// (RFC 3986 §3.2).
+/// Checks the value of a `Host` field: loosely, the authority of a URI (RFC 3986 §3.2).
 pub(super) fn check_host(host: Option<&str>) -> io::Result<()> {
     let good = host.is_none_or(|host| {
         (1..=HOST_MAX).contains(&host.len())

@@ -1,4 +1,4 @@
-//! Connections that are kept and do next to nothing.
+//! Connections that are kept open and do next to nothing.
 
 use std::io;
 use std::net::{IpAddr, SocketAddr};
@@ -9,63 +9,62 @@ use serde::{Deserialize, Serialize};
 use super::http::{PER_SOURCE, check_ends, check_host, check_timeout};
 use super::{DURATION_MAX, check_range, invalid, seconds};
 
-/// Most connections of an [`IdleSpec`]: what Linux lets one process open
-/// (`fs.nr_open`), nearly.
+/// Most connections of an [`IdleSpec`]: nearly the number that Linux allows one process
+/// to open (`fs.nr_open`).
 pub const IDLE_CONNECTIONS_MAX: u32 = 1_000_000;
 
-/// What a connection does once it stands.
+/// Behaviour of an established connection.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Habit {
-    /// Nothing: it only stands, or, with a path, has one response first.
+    /// Silent: sends nothing or, with a path, receives one response first.
     #[default]
     Silent,
-    /// Sends a request one byte each [`IdleSpec::every`], which never ends:
-    /// after its fields come more.
+    /// Sends one byte of a request each [`IdleSpec::every`]. The request never ends: more
+    /// fields follow.
     Trickle,
-    /// Asks for the document and reads one byte of it each [`IdleSpec::every`];
-    /// asks again at its end. Its receive buffer is as small as Linux makes one.
+    /// Requests the document and reads one byte of it each [`IdleSpec::every`]; requests
+    /// it again at its end. Its receive buffer has Linux's minimum size.
     Sip,
 }
 
-/// Load-adding clients (Banga and Mogul, USENIX 1998, §5): any number of
-/// infinitely slow connections, opened at a bounded rate before the run begins,
-/// kept while it lasts, and counted when the server ends them.
+/// Load-adding clients (Banga and Mogul, USENIX 1998, §5): any number of infinitely slow
+/// connections. They are opened at a bounded rate before the run begins and kept while it
+/// lasts; those that the server ends are counted.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct IdleSpec {
     /// The server.
     pub destination: SocketAddr,
-    /// Path of the document that each asks for, as in
-    /// [`super::HttpSpec::path`]; empty: none, they only connect. Must be given
-    /// for [`Habit::Trickle`] and [`Habit::Sip`].
+    /// Path of the document that each requests, as in [`super::HttpSpec::path`]; empty:
+    /// none, they only connect. Required for [`Habit::Trickle`] and [`Habit::Sip`].
     #[serde(default)]
     pub path: String,
     /// Value of the `Host` field, as in [`super::HttpSpec::host`].
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub host: Option<String>,
-    /// What each does once it stands.
+    /// Behaviour of established connections.
     #[serde(default)]
     pub habit: Habit,
     /// Time between two bytes of a connection; 1 ms to an hour. Not used by
     /// [`Habit::Silent`].
     #[serde(default = "a_minute", with = "seconds")]
     pub every: Duration,
-    /// How many, 1…[`IDLE_CONNECTIONS_MAX`]; a descriptor each.
+    /// Number of connections, 1…[`IDLE_CONNECTIONS_MAX`]; one descriptor each.
     pub connections: u32,
-    /// Connections begun a second, at most, 1…1,000,000. `None`: as fast as the
-    /// server takes them, 256 on their way at once.
+    /// Connections begun per second, at most, 1…1,000,000. `None`: as fast as the server
+    /// accepts them, 256 at once.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub pace: Option<u32>,
     /// Open another connection, at the same pace, for each that the server
     /// ends.
     #[serde(default)]
     pub replace: bool,
-    /// Addresses to connect from, in turn, at most 256. One carries 25,000
-    /// connections, and so does the kernel's choice.
+    /// Addresses to connect from, in turn, at most 256. Each carries 25,000 connections,
+    /// and so does the kernel's choice.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub sources: Vec<IpAddr>,
-    /// All must be open within this time, beside what the pace takes: the run
-    /// begins then, with those that are; 1 ms to 60 s.
+    /// Time within which all must be open, beyond that of the pace; 1 ms to 60 s. Then
+    /// the run begins with those that are open.
     #[serde(with = "seconds")]
     pub open_timeout: Duration,
 }
@@ -75,7 +74,7 @@ fn a_minute() -> Duration {
 }
 
 impl IdleSpec {
-    /// `connections` that ask for nothing, open within 30 s.
+    /// Returns `connections` that request nothing, open within 30 s.
     pub fn new(destination: SocketAddr, connections: u32) -> Self {
         IdleSpec {
             destination,
@@ -91,8 +90,8 @@ impl IdleSpec {
         }
     }
 
-    /// Longest time that opening may take: this timeout, and what the pace
-    /// makes of the number.
+    /// Returns the longest time that opening may take: this timeout, and the number
+    /// divided by the pace.
     pub fn opening_max(&self) -> Duration {
         let paced = self.pace.map_or(0.0, |pace| {
             f64::from(self.connections) / f64::from(pace.max(1))

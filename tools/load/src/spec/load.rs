@@ -10,8 +10,8 @@ use super::{
     invalid, seconds,
 };
 
-/// A whole load on one thread: any of a blast, closed loops over UDP, an HTTP
-/// client, S-clients, a prober, idle connections and a byte stream.
+/// A whole load on one thread: any of a blast, closed loops over UDP, an HTTP client,
+/// S-clients, a prober, idle connections and a byte stream.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct LoadSpec {
     /// The open-loop stream.
@@ -44,7 +44,7 @@ pub struct LoadSpec {
     /// Time measured, over zero; with the warm-up at most [`DURATION_MAX`].
     #[serde(with = "seconds")]
     pub duration: Duration,
-    /// Processor to run on. `None`: wherever the caller may run.
+    /// Processor to run on. `None`: any on which the caller may run.
     #[serde(default)]
     pub cpu: Option<usize>,
 }
@@ -53,8 +53,8 @@ impl LoadSpec {
     /// Most closed loops in [`LoadSpec::beside`].
     pub const BESIDE_MAX: usize = 7;
 
-    /// Nothing yet, for `duration`, without a warm-up, on whatever processor:
-    /// to be filled in.
+    /// Returns an empty load of `duration`, without a warm-up, on any processor: to be
+    /// filled in.
     pub fn new(duration: Duration) -> Self {
         LoadSpec {
             blast: None,
@@ -71,7 +71,7 @@ impl LoadSpec {
         }
     }
 
-    /// True with anything that waits for answers.
+    /// Returns true with any part that waits for answers.
     pub(crate) fn is_answered(&self) -> bool {
         self.ping.is_some()
             || self.http.is_some()
@@ -81,7 +81,7 @@ impl LoadSpec {
             || !self.beside.is_empty()
     }
 
-    /// Checks every range, those of the parts included.
+    /// Checks every range, including those of the parts.
     ///
     /// # Errors
     /// `InvalidInput`, naming the field and its range.

@@ -1,4 +1,4 @@
-//! What a load is to be: plain values, read from and written to JSON.
+//! The specification of a load: plain values, read from and written to JSON.
 
 use std::fmt;
 use std::io;
@@ -25,18 +25,19 @@ pub use load::LoadSpec;
 pub use ping::{OUTSTANDING_MAX, PingSpec, Wait};
 pub use s_client::{S_CLIENT_OPEN_MAX, S_CLIENT_RATE_MAX, SClientSpec};
 
-/// Longest a load may run, warm-up included. A forgotten generator ends.
+/// Longest time that a load may run, warm-up included, so that a forgotten generator
+/// ends.
 pub const DURATION_MAX: Duration = Duration::from_secs(3600);
 
-/// Most bytes of UDP payload: what an MTU of 1500 leaves under IPv4. Under
-/// IPv6 it is 20 less.
+/// Most bytes of UDP payload: as much as an MTU of 1500 leaves under IPv4. Under IPv6 it
+/// is 20 less.
 pub const PAYLOAD_MAX: u16 = 1472;
 
-/// Highest rate that can be asked for, packets/s. Above what any sender here
-/// reaches; leave the rate out to go as fast as it goes.
+/// Highest rate, packets/s. No sender here reaches it; leave the rate out to send as fast
+/// as possible.
 pub const RATE_MAX: u64 = 100_000_000;
 
-/// Most destination ports of a blast: a frame of the sender's for each.
+/// Most destination ports of a blast: each needs one of the sender's frames.
 const PORTS_MAX: usize = 1024;
 
 /// Most changes of rate in a blast.
@@ -49,18 +50,17 @@ pub const STEPS_MAX: usize = 64;
 pub enum SenderKind {
     /// AF_XDP transmission in copy mode; needs CAP_NET_RAW
     ///
-    /// The kernel builds an skb for each frame on the sender's processor, so a
-    /// receiving kernel pays for no allocation (this flatters it). About 1.4
-    /// million/s on one 2 GHz processor.
+    /// The kernel builds an skb for each frame on the sender's processor, so a receiving
+    /// kernel pays for no allocation, which flatters it. About 1.4 million/s on one 2 GHz
+    /// processor.
     Skb,
     /// XDP live frames into a veth, as from a NIC; needs CAP_BPF and CAP_NET_ADMIN
     ///
-    /// An XDP test run, redirected: the frames reach the peer as `xdp_frame`s,
-    /// with no skb. The peer needs an XDP program or GRO. Needs CAP_SYS_ADMIN, too.
-    /// About 1.9 million/s. The frames of a burst are 4 KiB pages to the
-    /// receiver's socket buffer, so a kernel socket holds fewer of them.
-    /// Source port and source address change once a burst, not with each
-    /// packet.
+    /// An XDP test run, redirected: the frames reach the peer as `xdp_frame`s, with no
+    /// skb. The peer needs an XDP program or GRO. Needs CAP_SYS_ADMIN, too. About 1.9
+    /// million/s. The receiver's socket buffer counts each frame of a burst as a 4 KiB
+    /// page, so a kernel socket holds fewer of them. Source port and source address
+    /// change once per burst, not with each packet.
     Frame,
     /// sendmmsg on a kernel socket; needs nothing
     ///
@@ -82,104 +82,110 @@ impl fmt::Display for SenderKind {
 /// A change of a blast's rate.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct RateStep {
-    /// When, counted from the start of the run, warm-up included.
+    /// Time of the change, counted from the start of the run, warm-up included.
     #[serde(with = "seconds")]
     pub after: Duration,
     /// Packets/s from then on, 1…[`RATE_MAX`].
     pub rate: u64,
 }
 
-/// Which of the addresses of a prefix comes next.
+/// The order of a prefix's addresses.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum SourceOrder {
     /// Pseudo-random, the same in every run.
     #[default]
     Scattered,
-    /// From the lowest up, and over again.
+    /// From the lowest up, repeatedly.
     Ascending,
 }
 
-/// What the packets of a blast are.
+/// The kind of packets in a blast.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Content {
     /// UDP datagrams of zeros.
     #[default]
     Datagrams,
-    /// TCP segments that ask for a connection (SYN) and say nothing more: a
-    /// SYN flood (RFC 4987 §2). They offer what a Linux client offers.
+    /// TCP segments that ask for a connection (SYN) and never continue: a SYN flood (RFC
+    /// 4987 §2). Their options are those of a Linux client.
     Syn,
-    /// AAL5 PDUs of zeros on circuit 0.PORT of the destination's link, in RFC 4717's frame
-    /// mode. What does not fit into a frame goes in several, each a packet of the rate.
+    /// AAL5 PDUs of zeros on circuit 0.PORT of the destination's link, in RFC 4717's
+    /// frame mode. A PDU too long for a frame goes in several, each of which counts as a
+    /// packet of the rate.
     Pdus,
-    /// Their cells, in its N-to-one cell mode behind label 16, as many a packet as fit.
+    /// Their cells, in RFC 4717's N-to-one cell mode behind label 16, as many per packet
+    /// as fit.
     Cells,
 }
 
 /// An open-loop stream of UDP datagrams, TCP SYN segments or AAL5 PDUs: sent on schedule,
-/// whatever becomes of them.
+/// whatever happens to them.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct BlastSpec {
     /// How the packets are sent.
     pub kind: SenderKind,
-    /// What they are.
+    /// The kind of the packets.
     #[serde(default)]
     pub content: Content,
-    /// Where they go.
+    /// Their destination.
     pub destination: SocketAddr,
-    /// Interface they leave by. `None`: the one that the kernel routes to.
+    /// Interface that sends them. `None`: the one to which the kernel routes.
     #[serde(default)]
     pub interface: Option<String>,
-    /// Ethernet address of the receiver or of the router to it. `None`: asked
-    /// of the kernel's neighbour table. Not used by [`SenderKind::Socket`].
+    /// Ethernet address of the receiver or of the router to it. `None`: looked up in the
+    /// kernel's neighbour table. Not used by [`SenderKind::Socket`].
     #[serde(default, with = "mac_text")]
     pub destination_mac: Option<MacAddress>,
-    /// Source address. `None`: the one the kernel would use.
+    /// Source address. `None`: the one that the kernel would use.
     #[serde(default)]
     pub source: Option<IpAddr>,
-    /// Source port of the first flow; the others follow. `None`: 49152, and
-    /// for [`SenderKind::Socket`] whatever the kernel gives.
+    /// Source port of the first flow; the others follow. `None`: 49152, and for
+    /// [`SenderKind::Socket`] the kernel's choice.
     #[serde(default)]
     pub source_port: Option<u16>,
     /// Number of flows, distinguished by source port, 1…4096; taken in turn.
     #[serde(default = "one")]
     pub flows: u16,
-    /// Destination ports, a packet to each in turn, 0…1024 of them, one as often as it is to
-    /// have a share. Empty: the destination's own. [`SenderKind::Skb`], datagrams of one flow.
+    /// Destination ports, 0…1024 of them, one packet to each in turn; list a port more
+    /// than once for a larger share. Empty: the destination's own. [`SenderKind::Skb`],
+    /// datagrams of one flow.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub ports: Vec<u16>,
-    /// Vary the source address within this prefix, with every packet; with
-    /// every burst where a [`SenderKind::Frame`] sends datagrams or goes by
-    /// [`SourceOrder::Ascending`]. Only over a veth in a network namespace or
-    /// over `lo`, whatever [`BlastSpec::allow_any_interface`] says; not for
-    /// [`SenderKind::Socket`].
+    /// Vary the source address within this prefix with every packet. With
+    /// [`SenderKind::Frame`], it varies with every burst of datagrams, and under
+    /// [`SourceOrder::Ascending`]. Only over a veth in a network namespace or over `lo`,
+    /// whatever [`BlastSpec::allow_any_interface`] says; not for [`SenderKind::Socket`].
     #[serde(default)]
     pub spoof: Option<Prefix>,
-    /// In which order [`BlastSpec::spoof`] goes through its prefix.
+    /// The order in which [`BlastSpec::spoof`] uses the addresses of its prefix.
     #[serde(default)]
     pub order: SourceOrder,
-    /// Bytes of UDP payload, 0…[`PAYLOAD_MAX`]; 0 for [`Content::Syn`]; of a PDU's, from 1.
+    /// Bytes of payload: of UDP, 0…[`PAYLOAD_MAX`]; 0 for [`Content::Syn`]; of a PDU,
+    /// from 1.
     pub payload: u16,
-    /// Packets/s, 1…[`RATE_MAX`]. `None`: as fast as it goes.
+    /// Packets/s, 1…[`RATE_MAX`]. `None`: as fast as possible.
     #[serde(default)]
     pub rate: Option<u64>,
-    /// Later changes of the rate, each after the one before, at most
-    /// [`STEPS_MAX`]. Not together with [`BlastSpec::packets`].
+    /// Later changes of the rate, in order of time, at most [`STEPS_MAX`]. Not together
+    /// with [`BlastSpec::packets`].
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub steps: Vec<RateStep>,
     /// Stop after this many packets, warm-up included. `None`: at the end of
     /// the run's duration.
     #[serde(default)]
     pub packets: Option<u64>,
-    /// Most packets sent back to back, 1…256. `None`: 100 µs worth, at most 32
-    /// (8 beside a ping, so that a burst delays its replies little). For
-    /// [`SenderKind::Frame`], each of whose bursts costs about 10 µs to begin,
-    /// at most 256 (32 beside a ping). A SYN flood alone: 250 µs worth, at most
-    /// 128, so that the generator sleeps between bursts and who shares its
-    /// processor can run; frames at most 64, which is also the most that may
-    /// be asked for, since a receiver that answers in place changes the frames
-    /// that a longer run would send again.
+    /// Most packets sent back to back, 1…256. The default, `None`:
+    /// - 100 µs worth, at most 32 (8 beside a ping, so that a burst delays its replies
+    ///   little).
+    /// - For [`SenderKind::Frame`], each of whose bursts costs about 10 µs to begin: at
+    ///   most 256 (32 beside a ping).
+    /// - For a SYN flood alone: 250 µs worth, at most 128. The generator then sleeps
+    ///   between bursts, and other threads on its processor can run.
+    ///
+    /// For SYN segments sent as frames, 64 is the maximum, also of a given value. A
+    /// receiver that answers in place changes the frames that a longer run would send
+    /// again.
     #[serde(default)]
     pub burst: Option<u16>,
     /// Transmit queue of the interface, [`SenderKind::Skb`] only.
@@ -189,15 +195,15 @@ pub struct BlastSpec {
     /// [`SenderKind::Skb`] only.
     #[serde(default)]
     pub steered: bool,
-    /// Send through an interface that is neither `lo` nor a veth inside a
-    /// network namespace of its own. Refused otherwise: a blast on a real
-    /// network is an attack unless its owner wants it.
+    /// Allow an interface that is neither `lo` nor a veth inside its own network
+    /// namespace. Otherwise it is rejected: a blast on a real network is an attack unless
+    /// its owner wants it.
     #[serde(default)]
     pub allow_any_interface: bool,
 }
 
 impl BlastSpec {
-    /// A blast of 14-byte payloads (LRP's) from one flow, as fast as it goes.
+    /// Returns a blast of 14-byte payloads (LRP's) from one flow, as fast as possible.
     pub fn new(kind: SenderKind, destination: SocketAddr) -> Self {
         BlastSpec {
             kind,
@@ -222,7 +228,7 @@ impl BlastSpec {
         }
     }
 
-    /// A SYN flood from one source, as fast as it goes.
+    /// Returns a SYN flood from one source, as fast as possible.
     pub fn syn(kind: SenderKind, destination: SocketAddr) -> Self {
         BlastSpec {
             content: Content::Syn,
@@ -353,19 +359,18 @@ impl BlastSpec {
     }
 }
 
-/// Most SYN segments that leave as frames with one system call: those of one
-/// batch, whose pages are all fresh ([`BlastSpec::burst`]).
+/// Most SYN segments sent as frames with one system call: those of one batch, whose pages
+/// are all fresh ([`BlastSpec::burst`]).
 pub(crate) const SYN_FRAMES_MAX: u32 = 64;
 
-/// First source port when none is asked for: the first ephemeral one
-/// (RFC 6335 §6).
+/// Default first source port: the first ephemeral one (RFC 6335 §6).
 pub(crate) const DEFAULT_SOURCE_PORT: u16 = 49152;
 
 fn one() -> u16 {
     1
 }
 
-/// An error about what the caller asked for.
+/// Creates an error about the caller's input.
 pub(crate) fn invalid(message: impl Into<String>) -> io::Error {
     io::Error::new(io::ErrorKind::InvalidInput, message.into())
 }

@@ -15,21 +15,21 @@ use crate::dns;
 /// Most requests that a [`PingSpec`] may keep in flight.
 pub const OUTSTANDING_MAX: u16 = 1024;
 
-/// What a closed-loop client does between replies.
+/// A closed-loop client's behaviour between replies.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Wait {
-    /// Asks the socket again and again: no wake-up in the measured time, one
-    /// processor kept busy.
+    /// Polls the socket again and again: no wake-up in the measured time, one processor
+    /// kept busy.
     #[default]
     Spin,
-    /// Sleeps until a reply comes, as an ordinary client does; its wake-up is
-    /// part of the measured time.
+    /// Sleeps until a reply arrives, as an ordinary client does; its wake-up is part of
+    /// the measured time.
     Block,
 }
 
-/// A closed loop of requests to an echo service, over a kernel UDP socket or a circuit; or,
-/// with a rate, an open one.
+/// A closed loop of requests to an echo service, over a kernel UDP socket or a circuit.
+/// With a rate, the loop is open.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct PingSpec {
     /// The echo service.
@@ -37,42 +37,43 @@ pub struct PingSpec {
     /// Local address and port to use. `None`: the kernel's choice.
     #[serde(default)]
     pub source: Option<SocketAddr>,
-    /// Requests in flight, 1…[`OUTSTANDING_MAX`]. Payloads under 8 bytes hold
-    /// only so many numbers: at most 1 with 0 bytes, 128 with 1 byte.
+    /// Requests in flight, 1…[`OUTSTANDING_MAX`]. Payloads under 8 bytes hold fewer
+    /// numbers: at most 1 with 0 bytes, 128 with 1 byte.
     #[serde(default = "one")]
     pub outstanding: u16,
     /// Bytes of payload, 0…[`PAYLOAD_MAX`]; the first eight (or fewer) number
     /// the request. A late reply to a 0-byte request cannot be distinguished from the
     /// reply to the next.
     pub payload: u16,
-    /// A request unanswered for this long is counted lost, and a new one sent.
-    /// 10 µs to 60 s.
+    /// A request unanswered for this long is counted as lost, and a new one is sent. 10
+    /// µs to 60 s.
     #[serde(with = "seconds")]
     pub timeout: Duration,
-    /// Least time between two requests of one of the places in flight. Zero:
-    /// the next request follows the reply at once.
+    /// Least time between two requests of one slot in flight. Zero: the next request
+    /// follows the reply at once.
     #[serde(default, with = "seconds")]
     pub interval: Duration,
-    /// Requests/s of an open loop, 1…10,000,000: due on schedule, sent when one
-    /// of the places in flight is free. `None`: a closed loop.
+    /// Requests/s of an open loop, 1…10,000,000: due on schedule, sent when one of the
+    /// slots in flight is free. `None`: a closed loop.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub rate: Option<u64>,
-    /// What to do between replies.
+    /// Behaviour between replies.
     #[serde(default)]
     pub wait: Wait,
-    /// The service is one of names (DNS): in place of the payload a query for the address (A)
-    /// of this name, whose ID is the number of two bytes. Only an answer without error that
-    /// has an address counts. A `payload` of 2, and no circuit.
+    /// The service is a name service (DNS): instead of the payload, send a query for the
+    /// address (A) of this name, with the two-byte number as its ID. Only an answer
+    /// without error that has an address counts. Requires a `payload` of 2, and no
+    /// circuit.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub name: Option<String>,
-    /// In place of UDP, over circuit 0.PORT of the destination's link: by a stack of its own,
-    /// which takes the interface. Only with [`Wait::Spin`] and without a source.
+    /// Use circuit 0.PORT of the destination's link instead of UDP, through a separate
+    /// stack, which takes the interface. Only with [`Wait::Spin`] and without a source.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub circuit: bool,
 }
 
 impl PingSpec {
-    /// One 8-byte request at a time, spinning, lost after 100 ms.
+    /// Returns one 8-byte request at a time, spinning, lost after 100 ms.
     pub fn new(destination: SocketAddr) -> Self {
         PingSpec {
             destination,
@@ -96,7 +97,7 @@ impl PingSpec {
         check_range("the payload", self.payload, 0..=PAYLOAD_MAX, " bytes")?;
         let outstanding_max = match self.payload {
             0 => 1,
-            // Half of the numbers, so that a late reply seldom fits a new request.
+            // Half of the numbers, so that a late reply seldom matches a new request.
             1 => 128,
             _ => OUTSTANDING_MAX,
         };

@@ -9,28 +9,26 @@ use serde::{Deserialize, Serialize};
 use super::http::{PER_SOURCE, check_ends, check_host, check_timeout};
 use super::{check_range, invalid, seconds};
 
-/// Most connections/s that an [`SClientSpec`] can begin: above what one thread
-/// reaches.
+/// Most connections/s of an [`SClientSpec`]: more than one thread reaches.
 pub const S_CLIENT_RATE_MAX: u64 = 1_000_000;
 
 /// Most connections that an [`SClientSpec`] can have open at once.
 pub const S_CLIENT_OPEN_MAX: u32 = 1_000_000;
 
-/// S-clients (Banga and Druschel, "Measuring the Capacity of a Web Server",
-/// USITS 1997, §4): one connection for each request, begun on schedule whatever
-/// became of those before. The *establisher* has D = `rate` × `connect_timeout`
-/// connections on their way, spaced over `connect_timeout` (the paper's T): one that
-/// stands sends its request and is handed to the *handler*, which takes the
-/// response; one that does not stand within `connect_timeout` is closed, which sends
-/// nothing, and a new one takes its turn. So the rate offered is D / T, and what
-/// the server can do has no part in it.
+/// S-clients (Banga and Druschel, "Measuring the Capacity of a Web Server", USITS 1997,
+/// §4): one connection for each request, begun on schedule whatever happened to earlier
+/// ones. The *establisher* keeps D = `rate` × `connect_timeout` connection attempts in
+/// progress, spaced over `connect_timeout` (the paper's T). An established connection
+/// sends its request and is handed to the *handler*, which receives the response. One
+/// that is not established within `connect_timeout` is closed, which sends nothing, and a
+/// new one replaces it. So the offered rate is D / T, independent of the server's
+/// capacity.
 ///
-/// In the paper the two are processes joined by a socket, so that `select` need
-/// not look at the handler's connections each time. Here one thread plays both:
-/// with epoll a connection that nothing happens to costs nothing. In the paper
-/// a connection that stands is replaced at once, so that D / T is the least the
-/// server is offered; here its turn comes after T as every other's, so that
-/// D / T is exactly what it is offered.
+/// In the paper the two are processes joined by a socket, so that `select` need not
+/// examine the handler's connections each time. Here one thread plays both: with epoll,
+/// an idle connection costs nothing. In the paper an established connection is replaced
+/// at once, so D / T is the least that the server is offered. Here its turn comes after T
+/// like every other's, so D / T is exactly the offered rate.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct SClientSpec {
     /// The server, or the proxy.
@@ -41,38 +39,36 @@ pub struct SClientSpec {
     /// slash. `None`: the destination.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub host: Option<String>,
-    /// Ask as one asks a proxy: for `http://HOST/PATH` (the absolute form,
-    /// RFC 9112 §3.2.2).
+    /// Use the absolute form, `http://HOST/PATH`, as for a proxy (RFC 9112 §3.2.2).
     #[serde(default)]
     pub proxy: bool,
     /// Connections/s, 1…[`S_CLIENT_RATE_MAX`].
     pub rate: u64,
-    /// The paper's T: a connection that does not stand by then is closed and
-    /// another one begun; 1 ms to 60 s, and more than the longest round-trip
-    /// time. Linux answers no SYN while the listener's queue is full, and the
-    /// client would repeat it after a second: with T under that, no connection
-    /// does.
+    /// The paper's T: a connection that is not established by then is closed and another
+    /// one begun; 1 ms to 60 s, and more than the longest round-trip time. Linux answers
+    /// no SYN while the listener's queue is full, and the client would repeat it after a
+    /// second. With T under a second, no connection repeats it.
     #[serde(with = "seconds")]
     pub connect_timeout: Duration,
-    /// A response that takes longer after its request is given up by a reset;
-    /// 1 ms to 60 s.
+    /// A response that takes longer after its request is abandoned with a reset; 1 ms to
+    /// 60 s.
     #[serde(with = "seconds")]
     pub timeout: Duration,
-    /// Most connections open at once, 1…[`S_CLIENT_OPEN_MAX`]; a descriptor
-    /// each. What becomes due beyond that is counted and not begun. `None`: as
-    /// many as `rate` × (`connect_timeout` + `timeout`) come to, at most 100,000
-    /// and no more than this process may open.
+    /// Most connections open at once, 1…[`S_CLIENT_OPEN_MAX`]; one descriptor each.
+    /// Connections due beyond that are counted and not begun. `None`: `rate` ×
+    /// (`connect_timeout` + `timeout`), at most 100,000 and no more than this process may
+    /// open.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub open_max: Option<u32>,
-    /// Addresses to connect from, as in [`super::HttpSpec::sources`]. The
-    /// connections on their way must fit their ports (25,000 an address), and
-    /// Linux finds a free port the faster the fewer are taken.
+    /// Addresses to connect from, as in [`super::HttpSpec::sources`]. The connection
+    /// attempts must fit their ports (25,000 per address), and Linux finds a free port
+    /// the faster the fewer are taken.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub sources: Vec<IpAddr>,
 }
 
 impl SClientSpec {
-    /// `rate` connections/s, T = 500 ms as in the paper, a timeout of 10 s for
+    /// Returns `rate` connections/s, T = 500 ms as in the paper, a timeout of 10 s for
     /// responses.
     pub fn new(destination: SocketAddr, path: &str, rate: u64) -> Self {
         SClientSpec {
@@ -88,19 +84,19 @@ impl SClientSpec {
         }
     }
 
-    /// The paper's D: connections on their way when none of them succeeds.
+    /// Returns the paper's D: connection attempts in progress if none of them succeeds.
     pub fn establishing(&self) -> u64 {
         product(self.rate, self.connect_timeout)
     }
 
-    /// Most connections open at once.
+    /// Returns the most connections open at once.
     pub fn open_limit(&self) -> u32 {
-        /// Unless asked for.
+        /// The default.
         const USUAL_MAX: u64 = 100_000;
         self.open_max.unwrap_or_else(|| {
             let all = self.establishing() + product(self.rate, self.timeout);
-            // The establisher alone may need more than usual, with what
-            // catching up adds.
+            // The establisher alone may need more than the default, plus what catching up
+            // adds.
             let most = USUAL_MAX.max(self.establishing().saturating_mul(5) / 4 + 64);
             u32::try_from(all.clamp(64, most).min(S_CLIENT_OPEN_MAX.into())).unwrap_or(u32::MAX)
         })

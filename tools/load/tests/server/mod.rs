@@ -12,20 +12,20 @@ use std::time::{Duration, Instant};
 use rustix::net::listen;
 use rustix::net::sockopt::set_socket_linger;
 
-/// What the server does with a connection.
+/// The server's treatment of a connection.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Behaviour {
-    /// Answers its request with a document of so many bytes and closes it.
+    /// Answers its request with a document of this many bytes and closes it.
     Answer(usize),
-    /// Answers each request with a document of so many bytes and keeps it.
+    /// Answers each request with a document of this many bytes and keeps it.
     Keep(usize),
     /// Answers its request with 404 and closes it.
     NotFound,
-    /// Closes it when its request came.
+    /// Closes it after its request.
     Close,
-    /// Resets it when its request came.
+    /// Resets it after its request.
     Reset,
-    /// Answers with what is not HTTP.
+    /// Answers with something other than HTTP.
     Garbage,
     /// Never reads, answers or closes.
     Silence,
@@ -46,7 +46,7 @@ pub struct Accepting {
     pub backlog: i32,
 }
 
-/// As fast as they come.
+/// At any rate.
 pub const FREELY: Accepting = Accepting {
     rate: 1_000_000,
     backlog: 4096,
@@ -87,7 +87,7 @@ impl Server {
             let mut allowance = 0.0;
             while !seen.load(Ordering::Relaxed) {
                 let now = Instant::now();
-                // A tick's worth and a little: what was not used is gone.
+                // A tick's worth and a little: unused capacity does not accumulate.
                 let most = f64::max(accepting.rate as f64 * 0.01, 1.0);
                 let due = (now - last).as_secs_f64() * work.accepting.rate as f64;
                 allowance = f64::min(allowance + due, most);
@@ -107,12 +107,12 @@ impl Server {
         }
     }
 
-    /// Connections accepted so far.
+    /// Returns the connections accepted so far.
     pub fn accepted(&self) -> u64 {
         self.accepted.load(Ordering::Relaxed)
     }
 
-    /// The request that came last.
+    /// Returns the last request.
     pub fn last_request(&self) -> String {
         self.last_request.lock().unwrap().clone()
     }
@@ -179,7 +179,7 @@ impl Work {
     }
 }
 
-/// True when the connection is to be kept.
+/// Returns true if the connection is to be kept.
 fn answer(stream: &mut TcpStream, behaviour: Behaviour) -> io::Result<bool> {
     let whole = |bytes: usize, status: &str| {
         let mut response =
@@ -190,7 +190,7 @@ fn answer(stream: &mut TcpStream, behaviour: Behaviour) -> io::Result<bool> {
     match behaviour {
         Behaviour::Answer(bytes) => stream.write_all(&whole(bytes, "200 OK"))?,
         Behaviour::Keep(bytes) => {
-            // What does not fit waits for a reader that is slow on purpose.
+            // The rest waits for a reader that is slow on purpose.
             stream.set_nonblocking(false)?;
             stream.set_write_timeout(Some(Duration::from_millis(20)))?;
             let _ = stream.write(&whole(bytes, "200 OK"));

@@ -1,6 +1,6 @@
-//! Signalling at a switch of cells: the switch's processor is a port of it that has no
-//! interface. Circuit 0.5 of each port that signals leads there, so that what a port says is
-//! bounded and served in turn as cells of circuits are, and so do answers leave.
+//! Signalling at a cell switch. The switch's processor is one of its ports, without an
+//! interface. Circuit 0.5 of each signalling port leads there, so a port's signalling is
+//! bounded and served in turn like cells of circuits. Answers leave the same way.
 
 use std::hash::{BuildHasher, RandomState};
 use std::time::{Duration, Instant};
@@ -14,26 +14,27 @@ use tidewall_wire::atm::{Circuit, aal5};
 
 use super::{CellPort, Entries};
 
-/// Cells that wait for the switch's processor: of some 200 SETUPs.
+/// Cells that may wait for the switch's processor: those of some 200 SETUPs.
 const QUEUE: usize = 1024;
-/// PDUs, or parts of them, that are dealt with between two rounds of switching.
+/// PDUs, or parts of them, handled between two rounds of switching.
 const BATCH: usize = 32;
 /// Bytes of SSCOP's longest PDU, its trailer included.
 const PDU_MAX: usize = 4096 + 8;
-/// The queue of signalling: before all that users send.
+/// The queue of signalling: ahead of everything that users send.
 const PRIORITY: usize = 0;
 
 /// How a port signals.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Signals {
-    /// Which end of the link the switch is. The network's names circuits: what hosts need. The
-    /// user's is for another switch that is the network's.
+    /// The switch's side of the link. The network side names circuits, which hosts need.
+    /// The user side is for another switch that is the network side.
     pub side: Side,
-    /// Calls at a time, of both directions.
+    /// Most concurrent calls, of both directions.
     pub calls: usize,
 }
 
-/// What the switch's own ports are, for these of interfaces: the last is its processor's.
+/// Returns the switch's own ports for these ports of interfaces: the last is its
+/// processor's.
 pub fn ports_of(ports: &[CellPort]) -> Vec<Port> {
     let own = Port {
         mode: Mode::Frame,
@@ -46,7 +47,7 @@ pub fn ports_of(ports: &[CellPort]) -> Vec<Port> {
     ports.iter().map(port).chain([own]).collect()
 }
 
-/// What leads to the processor, and back.
+/// Returns the routes to the processor, and back.
 pub fn routes_of(ports: &[CellPort]) -> Vec<Route> {
     let signalling = ports.iter().enumerate();
     let signalling = signalling.filter(|(_, port)| port.signals.is_some());
@@ -70,7 +71,7 @@ pub fn routes_of(ports: &[CellPort]) -> Vec<Route> {
     .collect()
 }
 
-/// The processor's circuit of a port.
+/// Returns the processor's circuit of a port.
 fn inside(port: usize) -> Circuit {
     let vci = u16::try_from(port).unwrap_or(u16::MAX);
     Circuit {
@@ -79,7 +80,7 @@ fn inside(port: usize) -> Circuit {
     }
 }
 
-/// The calls, and what is between them and the processor's port.
+/// The calls, and the layers between them and the processor's port.
 pub(super) struct Calls {
     exchange: Exchange,
     /// The processor's port.
@@ -90,14 +91,15 @@ pub(super) struct Calls {
 }
 
 impl Calls {
-    /// `None` where no port signals.
+    /// Returns `None` if no port signals.
     pub(super) fn new(ports: &[CellPort], prefixes: Vec<(NumberPrefix, usize)>) -> Option<Self> {
         ports.iter().find(|port| port.signals.is_some())?;
         let config = |(number, port): (usize, &CellPort)| {
             let signals = port.signals?;
             let mut config = Config::new(signals.side);
             config.calls = signals.calls;
-            // Of an earlier life the other end may still know, and of none it knows 0.
+            // The other end may remember numbers of an earlier life, and 0 belongs to
+            // none.
             let random = RandomState::new().hash_one(number);
             config.link.first_sequence = (random % 255) as u8;
             Some(config)
@@ -110,7 +112,7 @@ impl Calls {
             ..Limits::default()
         });
         for port in 0..ports.len() {
-            // Each has a circuit of its own.
+            // Each port has its own circuit.
             let _ = reassembly.open(inside(port), PDU_MAX);
         }
         Some(Calls {
@@ -130,7 +132,7 @@ impl Calls {
         &mut self.exchange
     }
 
-    /// PDUs of signalling that were refused.
+    /// Returns the number of rejected signalling PDUs.
     pub(super) fn dropped(&self) -> u64 {
         DropReason::ALL
             .map(|it| self.reassembly.dropped(it))
@@ -138,7 +140,7 @@ impl Calls {
             .sum()
     }
 
-    /// How soon there is something to do, if that is known.
+    /// Returns the time until there is something to do, if that is known.
     pub(super) fn wait(&self, switch: &Switch) -> Option<Duration> {
         if switch.is_waiting(self.own) {
             return Some(Duration::ZERO);
@@ -147,7 +149,7 @@ impl Calls {
         Some(due.saturating_sub(self.began.elapsed()))
     }
 
-    /// Deals with some of what has come and with what is due, and says what is to be said.
+    /// Handles some of the waiting PDUs and everything due, and sends the answers.
     pub(super) fn serve(&mut self, entries: &mut Entries) {
         for _ in 0..BATCH {
             let Some(length) = entries.switch.transmit(self.own, &mut self.buffer) else {
@@ -164,8 +166,7 @@ impl Calls {
         }
     }
 
-    /// A PDU, or a part of one, of which so many bytes are in the buffer. Cells of OAM are
-    /// passed over.
+    /// Handles a PDU, or a part of one, of `length` bytes in the buffer. Skips OAM cells.
     fn part(&mut self, length: usize, entries: &mut Entries) {
         let packet = self
             .buffer
@@ -177,7 +178,7 @@ impl Calls {
         };
         let now = self.began.elapsed();
         let part = (self.reassembly).part(now, circuit, frame.bytes, frame.header.last);
-        // An error is counted there.
+        // An error is counted by the reassembly.
         if let Ok(Some(pdu)) = part {
             let port = usize::from(circuit.vci.saturating_sub(Circuit::FIRST_USER_VCI));
             let mut table = |request| entries.request(request);
@@ -185,7 +186,7 @@ impl Calls {
         }
     }
 
-    /// Gives the switch what a port's link has to say, while it has room.
+    /// Passes the output of a port's link to the switch, while it has room.
     fn answer(&mut self, now: Duration, port: usize, switch: &mut Switch) {
         let Some(label) = Label::of_circuit(inside(port)) else {
             return;

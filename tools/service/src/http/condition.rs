@@ -3,10 +3,10 @@
 use super::entry::{Entry, seconds};
 use super::request::Head;
 
-/// What the preconditions say.
+/// The result of the preconditions.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Verdict {
-    /// They hold: the request is done.
+    /// They hold: the request is carried out.
     Proceed,
     /// The client has it already: 304.
     NotModified,
@@ -39,9 +39,9 @@ pub fn evaluate(head: &Head<'_, '_>, entry: &Entry) -> Verdict {
     }
 }
 
-/// Whether a Range is to be heeded: If-Range (§13.1.5) names this very version.
-/// A date does only when the file had been at rest for a second by `now`
-/// (seconds since 1970), or it would be no strong validator (§8.8.2.2).
+/// Returns whether to honour a Range: If-Range (§13.1.5) names this very version. A date
+/// counts only if the file had been unchanged for a second by `now` (seconds since 1970);
+/// otherwise it would be no strong validator (§8.8.2.2).
 pub fn range_applies(head: &Head<'_, '_>, entry: &Entry, now: u64) -> bool {
     let mut fields = head.fields.all("If-Range");
     let (Some(field), None) = (fields.next(), fields.next()) else {
@@ -54,19 +54,19 @@ pub fn range_applies(head: &Head<'_, '_>, entry: &Entry, now: u64) -> bool {
     seconds(field).is_some_and(|date| date == entry.modified && date < now)
 }
 
-/// What of an entity tag weak comparison compares (§8.8.3.2).
+/// Returns the part of an entity tag that weak comparison compares (§8.8.3.2).
 pub(super) fn opaque(tag: &[u8]) -> &[u8] {
     tag.strip_prefix(b"W/").unwrap_or(tag)
 }
 
-/// Whether a list of entity tags is `*` or has one that `suits`.
+/// Returns whether a list of entity tags is `*` or has one that `suits`.
 pub(super) fn any_tag(field: &[u8], suits: impl Fn(&[u8]) -> bool) -> bool {
     let mut rest = field.trim_ascii();
     if rest == b"*" {
         return true;
     }
     loop {
-        // Commas may be within a tag: go by its quotes.
+        // Commas may be within a tag, so its quotes delimit it.
         let Some(open) = rest.iter().position(|&byte| byte == b'"') else {
             return false;
         };

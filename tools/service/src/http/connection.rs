@@ -1,5 +1,5 @@
-//! One connection of the server: bytes and a time go in, bytes of responses
-//! come out. No sockets, clocks or threads.
+//! One connection of the server: bytes and times go in, bytes of responses come out. No
+//! sockets, clocks or threads.
 //!
 //! ```text
 //!  receive(bytes) ─► heads ─► respond ─► output() ─► sent(n)
@@ -21,24 +21,24 @@ use super::request::{FIELDS_MAX, Head, Parsed, parse};
 use super::site::{Site, Store};
 use super::status::Status;
 
-/// With so many bytes of responses waiting no further request is answered.
+/// Waiting bytes of responses at which no further request is answered.
 const OUTPUT_FULL: usize = 64 * 1024;
-/// Most requests that are answered before the other connections run.
+/// Most requests answered before the other connections run.
 const BURST: usize = 64;
-/// Most bytes that are read ahead while a request is held.
+/// Most bytes read ahead while a request is held.
 const HELD_BYTES: usize = 16 * 1024;
-/// Bytes that are taken and thrown away after the last response, so that the
-/// peer can read it: closing on unread bytes would send a reset (RFC 9112 §9.6).
+/// Bytes that are read and discarded after the last response, so that the peer can read
+/// it: closing with unread bytes would send a reset (RFC 9112 §9.6).
 const LINGER_BYTES: u64 = 1024 * 1024;
 /// Time for the same.
 const LINGER_TIME: Duration = Duration::from_secs(2);
 
-/// What answers the requests of all connections of a server.
+/// Answers the requests of all connections of a server.
 pub trait Answers: Sized {
     /// Answers a request, or calls `Connection::hold` to do so later.
     fn respond(site: &mut Site<Self>, connection: &mut Connection, head: &Head<'_, '_>);
 
-    /// Answers what was no good; nothing is read after it.
+    /// Answers an invalid request; nothing is read after it.
     fn refuse(site: &mut Site<Self>, connection: &mut Connection, status: Status);
 }
 
@@ -52,7 +52,7 @@ impl<S: Store> Answers for S {
     }
 }
 
-/// What is to be sent next.
+/// The next output.
 #[derive(Debug)]
 pub enum Output<'a> {
     /// Nothing.
@@ -66,31 +66,30 @@ pub enum Output<'a> {
     },
     /// Bytes of a file.
     File {
-        /// Where they are.
+        /// The file.
         file: &'a File,
-        /// Place of the first.
+        /// Offset of the first.
         offset: u64,
         /// How many.
         length: u64,
     },
 }
 
-/// What a connection does with its peer's bytes.
+/// The connection's treatment of its peer's bytes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum State {
     /// Answers requests.
     Open,
-    /// Sends its last response, then closes; `linger` when the peer may still
-    /// be sending.
+    /// Sends its last response, then closes; `linger` if the peer may still be sending.
     Last { linger: bool },
-    /// All was sent and the sending side is closed: throws away so many bytes
-    /// more until the peer closes too.
+    /// Everything was sent and the sending side is closed: discards this many more bytes
+    /// until the peer closes, too.
     Lingering { left: u64, until: Duration },
     /// Over: to be closed.
     Over,
 }
 
-/// What is to be done with a connection whose responses have been sent.
+/// The next step of a connection whose responses have been sent.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum End {
     /// Go on.
@@ -106,33 +105,33 @@ pub enum End {
 pub struct Connection {
     pub(super) peer: IpAddr,
     state: State,
-    /// Bytes that have not been answered: part of a head, or requests that wait
-    /// for an earlier response to leave. No memory while there are none.
+    /// Unanswered bytes: part of a head, or requests that wait for an earlier response to
+    /// leave. Uses no memory while there are none.
     input: Vec<u8>,
-    /// Of which so many hold no end of a head.
+    /// Number of these without the end of a head.
     scanned: usize,
     /// Bytes of a request's content still to be thrown away.
     skip: u64,
-    /// The request at hand is being answered by somebody else: what comes is
-    /// kept for them, and for later.
+    /// The current request is being answered elsewhere: arriving bytes are kept for that,
+    /// and for later.
     held: bool,
     /// The peer has ended its side meanwhile.
     ended: bool,
-    /// Bytes to be sent, of which `written` have been.
+    /// Output bytes, of which `written` have been sent.
     output: Vec<u8>,
     written: usize,
     /// Bytes of a file that follow them.
     pub(super) content: Option<(Rc<Entry>, Range<u64>)>,
-    /// When the request at hand began; the connection itself for the first.
+    /// When the current request began; for the first, when the connection did.
     since: Option<Duration>,
-    /// When a byte last moved.
+    /// Time of the last byte sent or received.
     moved: Duration,
-    /// How the peer takes what is sent.
+    /// How fast the peer reads the output.
     pace: Pace,
 }
 
 impl Connection {
-    /// A connection that was accepted `now`.
+    /// Creates a connection that was accepted `now`.
     pub fn new(peer: IpAddr, now: Duration) -> Self {
         Connection {
             peer,
@@ -151,7 +150,7 @@ impl Connection {
         }
     }
 
-    /// Whether bytes are to be read for it.
+    /// Returns whether to read bytes for it.
     pub fn wants_input(&self) -> bool {
         match self.state {
             State::Open if self.ended => false,
@@ -162,13 +161,13 @@ impl Connection {
         }
     }
 
-    /// Whether [`Connection::resume`] has something to do.
+    /// Returns whether [`Connection::resume`] has something to do.
     pub fn has_work(&self) -> bool {
         self.state == State::Open && self.scanned < self.input.len() && self.may_answer()
     }
 
-    /// Whether it has been answered fully and nothing of a next request has
-    /// come: it can be closed without anybody losing anything.
+    /// Returns whether it has been answered fully and no byte of a next request has
+    /// arrived: then closing it loses nothing.
     pub fn is_idle(&self) -> bool {
         self.state == State::Open
             && self.input.is_empty()
@@ -177,7 +176,7 @@ impl Connection {
             && !self.is_sending()
     }
 
-    /// Takes bytes that have come.
+    /// Handles received bytes.
     pub fn receive(&mut self, bytes: &[u8], site: &mut Site<impl Answers>) {
         self.moved = site.clock.now();
         match &mut self.state {
@@ -206,7 +205,7 @@ impl Connection {
         self.note_time(site.clock.now());
     }
 
-    /// Goes on with requests that had to wait.
+    /// Continues with requests that had to wait.
     pub fn resume(&mut self, site: &mut Site<impl Answers>) {
         let mut input = mem::take(&mut self.input);
         let used = self.answer(&input, site);
@@ -217,18 +216,18 @@ impl Connection {
         self.note_time(site.clock.now());
     }
 
-    /// Takes note that the peer sends nothing more.
+    /// Records that the peer sends nothing more.
     pub fn end_of_input(&mut self) {
         match self.state {
             State::Open if self.held => self.ended = true,
-            // It may still read what it asked for.
+            // It may still read the answers to its requests.
             State::Open if self.is_sending() => self.state = State::Last { linger: false },
             State::Last { .. } => self.state = State::Last { linger: false },
             State::Open | State::Lingering { .. } | State::Over => self.state = State::Over,
         }
     }
 
-    /// What is to be sent next.
+    /// Returns the next output.
     pub fn output(&self) -> Output<'_> {
         if let Some(bytes) = self.output.get(self.written..)
             && !bytes.is_empty()
@@ -256,8 +255,8 @@ impl Connection {
         }
     }
 
-    /// Takes note that so many bytes of [`Connection::output`] were sent; none:
-    /// that the peer takes no more for now.
+    /// Records that this many bytes of [`Connection::output`] were sent; none means that
+    /// the peer accepts no more for now.
     pub fn sent(&mut self, count: usize, now: Duration, limits: &Limits) {
         self.pace.moved(count, now, limits);
         if count == 0 {
@@ -278,14 +277,14 @@ impl Connection {
         }
         if !self.is_sending() {
             self.pace.rest();
-            // What waited behind a response was not late.
+            // A request that waited behind a response was not late.
             if self.since.is_some() {
                 self.since = Some(now);
             }
         }
     }
 
-    /// What is to be done now.
+    /// Returns what to do now.
     pub fn end(&self) -> End {
         match self.state {
             State::Over => End::Close,
@@ -299,7 +298,7 @@ impl Connection {
         }
     }
 
-    /// Takes note that the sending side was closed.
+    /// Records that the sending side was closed.
     pub fn linger(&mut self, now: Duration) {
         self.state = State::Lingering {
             left: LINGER_BYTES,
@@ -307,14 +306,14 @@ impl Connection {
         };
     }
 
-    /// Gives it memory for its output, when it has none.
+    /// Lends it memory for its output, if it has none.
     pub fn lend(&mut self, memory: &mut Vec<u8>) {
         if self.output.capacity() == 0 {
             self.output = mem::take(memory);
         }
     }
 
-    /// Takes back the memory of its output, when that is empty.
+    /// Takes back the memory of its output, if that is empty.
     pub fn give_back(&mut self, memory: &mut Vec<u8>) {
         if self.output.is_empty() && memory.capacity() == 0 {
             *memory = mem::take(&mut self.output);
@@ -323,7 +322,7 @@ impl Connection {
         }
     }
 
-    /// When [`Connection::expire`] is due.
+    /// Returns when [`Connection::expire`] is due.
     pub fn deadline(&self, limits: &Limits) -> Duration {
         match (self.state, self.since) {
             (State::Lingering { until, .. }, _) => until,
@@ -332,15 +331,15 @@ impl Connection {
                 let due = self.pace.deadline(limits);
                 due.unwrap_or(self.moved + limits.stall)
             }
-            // What answers it has a deadline of its own.
+            // The answering side has its own deadline.
             _ if self.held => Duration::MAX,
             (_, Some(since)) => since + limits.request,
             (_, None) => self.moved + limits.idle,
         }
     }
 
-    /// Ends it when its deadline has passed: with 408 when part of a request is
-    /// there, else without a word.
+    /// Ends it when its deadline has passed: with 408 if part of a request is there,
+    /// otherwise silently.
     pub fn expire(&mut self, site: &mut Site<impl Answers>) {
         if site.clock.now() < self.deadline(&site.limits) {
             return;
@@ -354,17 +353,17 @@ impl Connection {
         self.input = Vec::new();
     }
 
-    /// When a byte last came or went.
+    /// Returns the time of the last byte sent or received.
     pub fn moved(&self) -> Duration {
         self.moved
     }
 
-    /// Bytes are waiting to be sent.
+    /// Returns whether bytes are waiting to be sent.
     pub fn is_sending(&self) -> bool {
         self.written < self.output.len() || self.content.is_some()
     }
 
-    /// Whether a further request may be answered.
+    /// Returns whether a further request may be answered.
     fn may_answer(&self) -> bool {
         self.state == State::Open
             && !self.held
@@ -372,8 +371,8 @@ impl Connection {
             && self.output.len() - self.written < OUTPUT_FULL
     }
 
-    /// Answers the requests at the start of `bytes`; returns how many bytes
-    /// are done with.
+    /// Answers the requests at the start of `bytes`; returns how many bytes are done
+    /// with.
     fn answer(&mut self, bytes: &[u8], site: &mut Site<impl Answers>) -> usize {
         let mut used = 0;
         for _ in 0..BURST {
@@ -403,15 +402,15 @@ impl Connection {
                 }
             }
         }
-        // A peer that has sent more than it will get an answer to must be able
-        // to read the last one.
+        // If the peer has sent more requests than will be answered, it must still be able
+        // to read the last answer.
         if self.state == (State::Last { linger: false }) && used < bytes.len() {
             self.state = State::Last { linger: true };
         }
         used
     }
 
-    /// A request begins with its first byte, whenever its last one comes.
+    /// Starts the time of a request at its first byte, whenever its last one arrives.
     fn note_time(&mut self, now: Duration) {
         if self.input.is_empty() && self.skip == 0 {
             self.since = None;
@@ -420,13 +419,13 @@ impl Connection {
         }
     }
 
-    /// The request at hand will be answered later: until
-    /// [`Connection::release`] no other one is.
+    /// Holds the current request, which will be answered later: until
+    /// [`Connection::release`], no other one is.
     pub(super) fn hold(&mut self) {
         self.held = true;
     }
 
-    /// The request that was held has been answered.
+    /// Records that the held request has been answered.
     pub(super) fn release(&mut self, now: Duration) {
         self.held = false;
         self.moved = now;
@@ -434,17 +433,17 @@ impl Connection {
         self.note_time(now);
     }
 
-    /// Bytes that have come and that nobody has looked at.
+    /// Returns the received bytes that have not been examined.
     pub(super) fn waiting(&self) -> &[u8] {
         &self.input
     }
 
-    /// Whether the peer has ended its side while a request was held.
+    /// Returns whether the peer has ended its side while a request was held.
     pub(super) fn has_ended(&self) -> bool {
         self.ended
     }
 
-    /// So many bytes of [`Connection::waiting`] have been used.
+    /// Consumes bytes of [`Connection::waiting`].
     pub(super) fn used(&mut self, count: usize) {
         if count >= self.input.len() {
             self.input = Vec::new();
@@ -453,21 +452,20 @@ impl Connection {
         }
     }
 
-    /// Bytes of responses that have not been sent.
+    /// Returns the number of unsent bytes of responses.
     pub(super) fn unsent(&self) -> usize {
         self.output.len() - self.written
     }
 
-    /// Ends it once what there is has been sent: what was begun cannot be
-    /// finished, but what came before it may be complete.
+    /// Ends it once its output has been sent: the current response cannot be finished,
+    /// but earlier ones may be complete.
     pub(super) fn abort(&mut self) {
         self.held = false;
         self.state = State::Last { linger: true };
     }
 
-    /// Room behind what waits to be sent. There may always be some of that, to
-    /// a peer that asks faster than it reads; what has been sent does not pile
-    /// up.
+    /// Returns the output buffer, without the sent part. A peer that asks faster than it
+    /// reads may always leave unsent bytes there; the sent ones do not pile up.
     pub(super) fn out(&mut self) -> &mut Vec<u8> {
         if self.written >= OUTPUT_FULL {
             self.output.drain(..self.written);
@@ -476,12 +474,12 @@ impl Connection {
         &mut self.output
     }
 
-    /// So many bytes of content follow the head at hand.
+    /// Skips this many bytes of content behind the current head.
     pub(super) fn skip(&mut self, bytes: u64) {
         self.skip = bytes;
     }
 
-    /// The response at hand is the last.
+    /// Marks the current response as the last.
     pub(super) fn close_after(&mut self, linger: bool) {
         self.state = State::Last { linger };
     }

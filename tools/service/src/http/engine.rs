@@ -1,4 +1,4 @@
-//! The event loop of a server: what each iteration does, and in which order.
+//! The event loop of a server: the steps of each iteration, and their order.
 //!
 //! ```text
 //!  wait ─► events ─► run clients ──► accept ─► deadlines ─┐
@@ -15,22 +15,21 @@ use super::listener::{ClientConnection, LISTENER, Listener, Outcome, PAUSE, is_s
 use crate::services::STOP_WITHIN;
 use crate::stream::{Event, StreamHost};
 
-/// Most connections accepted before those that are there run.
+/// Most connections accepted before the existing ones run.
 const ACCEPT_BATCH: usize = 64;
 
-/// What stands behind the clients: for a server that answers by itself nothing,
-/// for a proxy its connections to origins.
+/// The part behind the clients: nothing for a server that answers by itself, connections
+/// to origins for a proxy.
 pub(super) trait Back<H: StreamHost>: Sized {
     /// The clients' part.
     type ClientConnection: ClientConnection;
 
-    /// Longest wait for events, where something else is awaited too.
+    /// Returns the longest wait for events, if something else is awaited, too.
     fn max_wait(&self) -> Option<Duration> {
         None
     }
 
-    /// Takes note of an event of its own; returns the client that needs to run
-    /// for it.
+    /// Handles one of its own events; returns the client that must run for it.
     fn event(
         &mut self,
         _listener: &mut Listener<'_, H, Self::ClientConnection>,
@@ -39,11 +38,11 @@ pub(super) trait Back<H: StreamHost>: Sized {
         None
     }
 
-    /// Puts into `woken` the tokens of clients for which something has come
-    /// that is no event.
+    /// Adds to `woken` the tokens of clients for which something arrived without an
+    /// event.
     fn wake(&mut self, _woken: &mut Vec<u64>) {}
 
-    /// Does for a client what can be done now.
+    /// Does everything currently possible for a client.
     fn drive(
         &mut self,
         listener: &mut Listener<'_, H, Self::ClientConnection>,
@@ -52,10 +51,10 @@ pub(super) trait Back<H: StreamHost>: Sized {
         listener.run(key)
     }
 
-    /// A client waits: watches what it waits for.
+    /// Watches what a waiting client waits for.
     fn watch(&mut self, _listener: &mut Listener<'_, H, Self::ClientConnection>, _key: usize) {}
 
-    /// A client has gone.
+    /// Records that a client has gone.
     fn gone(
         &mut self,
         _listener: &mut Listener<'_, H, Self::ClientConnection>,
@@ -63,11 +62,11 @@ pub(super) trait Back<H: StreamHost>: Sized {
     ) {
     }
 
-    /// Writes down what there is at the end of an iteration.
+    /// Updates its counters at the end of an iteration.
     fn report(&self, _listener: &Listener<'_, H, Self::ClientConnection>) {}
 }
 
-/// A server as it runs.
+/// A running server.
 pub(super) struct Engine<'a, H: StreamHost, B: Back<H>> {
     listener: Listener<'a, H, B::ClientConnection>,
     back: B,
@@ -78,11 +77,11 @@ impl<'a, H: StreamHost, B: Back<H>> Engine<'a, H, B> {
         Engine { listener, back }
     }
 
-    /// Serves until `stop` is set, then finishes the responses at hand. The
-    /// shared's clock shows the time since now.
+    /// Serves until `stop` is set, then finishes the current responses. The shared clock
+    /// shows the time since now.
     ///
     /// # Errors
-    /// What waiting reports.
+    /// The error of waiting.
     pub(super) fn run(&mut self, stop: &AtomicBool) -> io::Result<()> {
         let result = self.iterate(stop);
         self.listener.write_log(true);
@@ -116,8 +115,8 @@ impl<'a, H: StreamHost, B: Back<H>> Engine<'a, H, B> {
                 self.listener.write_log(false);
             }
             counters.iterated();
-            // Connections that are there come before new ones, so that a flood
-            // of these does not starve those.
+            // Existing connections run before new ones, so that a flood of those does not
+            // starve them.
             let mut accept = false;
             std::mem::swap(&mut runnable, &mut self.listener.runnable);
             for event in &events {
@@ -157,7 +156,7 @@ impl<'a, H: StreamHost, B: Back<H>> Engine<'a, H, B> {
         }
     }
 
-    /// How long events may be waited for.
+    /// Returns how long to wait for events.
     fn timeout(&self) -> Duration {
         if !self.listener.runnable.is_empty() {
             return Duration::ZERO;
@@ -167,7 +166,7 @@ impl<'a, H: StreamHost, B: Back<H>> Engine<'a, H, B> {
         self.back.max_wait().map_or(most, |least| least.min(most))
     }
 
-    /// Takes note of an event; returns the client that needs to run for it.
+    /// Handles an event; returns the client that must run for it.
     fn event(&mut self, event: &Event) -> Option<usize> {
         if parts(event.token).0 & BEHIND != 0 {
             return self.back.event(&mut self.listener, event);
@@ -177,7 +176,7 @@ impl<'a, H: StreamHost, B: Back<H>> Engine<'a, H, B> {
         Some(key)
     }
 
-    /// Accepts what is there, up to a batch; returns how many it took.
+    /// Accepts waiting connections, up to a batch; returns how many there were.
     fn accept(&mut self) -> io::Result<usize> {
         let now = self.listener.now();
         if self.listener.paused_until.is_some_and(|until| now < until) {
@@ -210,9 +209,8 @@ impl<'a, H: StreamHost, B: Back<H>> Engine<'a, H, B> {
                 Ok(None) => break,
                 Err(error) => {
                     self.listener.tally.error();
-                    // Otherwise the peer has gone again, or the network had
-                    // something to say of it (accept(2)): the next one may be
-                    // well.
+                    // Otherwise the peer has gone again, or the network reported an error
+                    // (accept(2)): the next one may succeed.
                     if is_shortage(&error) && !self.listener.evict() {
                         return self.listener.pause_accepting().map(|()| accepted);
                     }
@@ -223,7 +221,7 @@ impl<'a, H: StreamHost, B: Back<H>> Engine<'a, H, B> {
         Ok(accepted)
     }
 
-    /// Does for a client what can be done now.
+    /// Does everything currently possible for a client.
     fn run_client(&mut self, key: usize) {
         let Some(client) = self.listener.clients.get_mut(key) else {
             return;
@@ -253,12 +251,12 @@ impl<'a, H: StreamHost, B: Back<H>> Engine<'a, H, B> {
         self.listener.arm(key);
     }
 
-    /// Answers those who have got through, and lets go of everybody who is not
-    /// waiting for an answer.
+    /// Answers the clients that have got through, and closes every other connection that
+    /// is not waiting for an answer.
     fn begin_to_stop(&mut self) {
         self.listener.paused_until = None;
         let backlog = self.listener.shared.limits.backlog;
-        // Bounded: nobody can keep it from stopping by connecting.
+        // Bounded: no client can keep it from stopping by connecting.
         for _ in 0..backlog.div_ceil(ACCEPT_BATCH as u32) {
             if !self.accept().is_ok_and(|accepted| accepted > 0) {
                 break;

@@ -1,4 +1,4 @@
-//! A file as it is served: its content, and what is said of it.
+//! A served file: its content and its header fields.
 
 use std::fmt::Write;
 use std::fs::File;
@@ -6,16 +6,16 @@ use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use httpdate::HttpDate;
 
-/// Where the content is.
+/// The location of the content.
 #[derive(Debug)]
 pub enum Bytes {
-    /// Here.
+    /// In memory.
     Memory(Box<[u8]>),
-    /// To be read from the file while it is sent.
+    /// In the file, to be read while it is sent.
     File(File),
 }
 
-/// A file as it is served.
+/// A served file.
 #[derive(Debug)]
 pub struct Entry {
     /// Its content.
@@ -35,11 +35,11 @@ pub struct Entry {
 }
 
 impl Entry {
-    /// Describes `bytes`, `size` long, last modified `modified` after 1970, as
-    /// of `now` (seconds after 1970): Last-Modified is no later than that
-    /// (RFC 9110 §8.8.2.1). The entity tag is made of `inode`, size and time of modification to the
-    /// nanosecond: it is as strong as the file system's clock is fine, which
-    /// is the usual price for not hashing files.
+    /// Describes `bytes`, `size` long, last modified `modified` after 1970, as of `now`
+    /// (seconds after 1970): Last-Modified is no later than that (RFC 9110 §8.8.2.1). The
+    /// entity tag consists of `inode`, size and time of modification to the nanosecond.
+    /// It is as strong as the file system's clock is fine, which is the usual price for
+    /// not hashing files.
     pub fn new(
         bytes: Bytes,
         size: u64,
@@ -67,11 +67,11 @@ impl Entry {
     }
 }
 
-/// Latest time that a date is written for: the end of year 9999, after which
-/// RFC 9110's form has no room.
+/// Latest time for which a date is written: the end of year 9999, beyond which RFC 9110's
+/// form has no room.
 const DATE_MAX: u64 = 253_402_300_799;
 
-/// A time, in seconds since 1970, as RFC 9110 §5.6.7 wants it.
+/// Formats a time, in seconds since 1970, as in RFC 9110 §5.6.7.
 pub fn date(seconds: u64) -> String {
     let time = UNIX_EPOCH + Duration::from_secs(seconds.min(DATE_MAX));
     let mut text = String::with_capacity(29);
@@ -80,7 +80,7 @@ pub fn date(seconds: u64) -> String {
     text
 }
 
-/// Seconds since 1970 of a date in any of the forms of RFC 9110 §5.6.7.
+/// Parses a date in any of the forms of RFC 9110 §5.6.7; returns seconds since 1970.
 pub fn seconds(field: &[u8]) -> Option<u64> {
     let text = std::str::from_utf8(field).ok()?.trim();
     let time: SystemTime = httpdate::parse_http_date(text).ok()?;

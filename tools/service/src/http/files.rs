@@ -1,9 +1,9 @@
 //! Files of a directory, with a cache.
 //!
-//! The kernel resolves each path below the root (`openat2`, RESOLVE_BENEATH):
-//! neither `..` nor a symbolic link leads out of it, whatever changes in
-//! between. Small files are kept in memory, larger ones open; either is trusted
-//! for a second ([`FRESH`]) before the file is looked at again.
+//! The kernel resolves each path below the root (`openat2`, RESOLVE_BENEATH): neither
+//! `..` nor a symbolic link leads out of it, whatever changes in between. Small files are
+//! kept in memory, larger ones open. Either is trusted for a second ([`FRESH`]) before
+//! the file is checked again.
 
 use std::collections::{HashMap, VecDeque};
 use std::ffi::{CStr, CString};
@@ -19,27 +19,27 @@ use rustix::fs::{Mode, OFlags, ResolveFlags, openat2};
 use super::entry::{Bytes, Entry};
 use super::site::{Clock, Found, Store};
 
-/// How long an entry is served before its file is looked at again.
+/// How long an entry is served before its file is checked again.
 pub const FRESH: Duration = Duration::from_secs(1);
-/// Files of up to so many bytes are kept in memory.
+/// Largest file, in bytes, that is kept in memory.
 pub const SMALL: u64 = 64 * 1024;
 /// Most bytes of files kept in memory.
 pub const CACHE_BYTES: u64 = 64 * 1024 * 1024;
 /// Most files kept, in memory or open.
 pub const CACHE_FILES: usize = 1024;
-/// A file that changes while it is read is read anew so many times.
+/// Most attempts to read a file that changes meanwhile.
 const READ_TRIES: usize = 3;
 
-/// Opens a file below `root` for reading. The kernel resolves the path and
-/// refuses (EXDEV) whatever leaves the root: `..`, absolute symbolic links,
-/// those of /proc. Does not block on a FIFO.
+/// Opens a file below `root` for reading. The kernel resolves the path and rejects
+/// (EXDEV) everything that leaves the root: `..`, absolute symbolic links, those of
+/// /proc. Does not block on a FIFO.
 fn open_beneath(root: &File, path: &CStr) -> io::Result<File> {
     let flags = OFlags::RDONLY | OFlags::CLOEXEC | OFlags::NONBLOCK | OFlags::NOCTTY;
     let resolve = ResolveFlags::BENEATH | ResolveFlags::NO_MAGICLINKS;
     Ok(openat2(root, path, flags, Mode::empty(), resolve)?.into())
 }
 
-/// What tells one version of a file from another.
+/// Distinguishes versions of a file.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct Identity {
     device: u64,
@@ -66,7 +66,7 @@ struct Cached {
     entry: Rc<Entry>,
     identity: Identity,
     checked: Duration,
-    /// Asked for since eviction last passed by.
+    /// Requested since eviction last passed by.
     used: bool,
 }
 
@@ -84,13 +84,13 @@ impl Cached {
 pub struct Files {
     root: File,
     cached: HashMap<Rc<[u8]>, Cached>,
-    /// The keys of `cached`, in the order in which eviction looks at them.
+    /// The keys of `cached`, in the order in which eviction examines them.
     order: VecDeque<Rc<[u8]>>,
     bytes: u64,
 }
 
 impl Files {
-    /// The files below `root`.
+    /// Opens the files below `root`.
     ///
     /// # Errors
     /// NotFound, PermissionDenied, NotADirectory; ENOSYS before Linux 5.6.
@@ -99,7 +99,7 @@ impl Files {
         if !opened.metadata()?.is_dir() {
             return Err(io::ErrorKind::NotADirectory.into());
         }
-        // Whether openat2 works here is better known now.
+        // Better to learn now whether openat2 works here.
         open_beneath(&opened, c".")?;
         Ok(Files {
             root: opened,
@@ -167,7 +167,7 @@ impl Files {
             Some(old) => self.bytes -= old.bytes(),
             None => self.order.push_back(key),
         }
-        // Second chance: who has been asked for stays for another round.
+        // Second chance: an entry that was requested stays for another round.
         while self.cached.len() > CACHE_FILES || self.bytes > CACHE_BYTES {
             let Some(key) = self.order.pop_front() else {
                 break;
@@ -213,14 +213,13 @@ impl Store for Files {
                 other
             }
             Err(error) => match error.raw_os_error() {
-                // Nothing is known of the file: what is cached may come back.
+                // Nothing is known of the file: a cached one may return.
                 Some(libc::EMFILE | libc::ENFILE | libc::ENOMEM | libc::EAGAIN) => Found::Busy,
                 Some(libc::EACCES | libc::EPERM) => {
                     self.forget(path);
                     Found::Forbidden
                 }
-                // EXDEV and ELOOP: it led out of the root, or nowhere. ENXIO: a
-                // socket.
+                // EXDEV and ELOOP: it led out of the root, or nowhere. ENXIO: a socket.
                 Some(
                     libc::ENOENT
                     | libc::ENOTDIR
@@ -241,8 +240,8 @@ impl Store for Files {
     }
 }
 
-/// Reads a small file whole, such as it was at one time; leaves larger ones,
-/// and those that keep changing, to be read while they are sent.
+/// Reads a small file completely, as it was at one time. Larger ones, and those that keep
+/// changing, are read while they are sent.
 fn read(file: File, identity: Identity) -> io::Result<(Bytes, Identity)> {
     let mut identity = identity;
     for _ in 0..READ_TRIES {
@@ -272,7 +271,7 @@ mod tests {
 
     use super::*;
 
-    /// A directory of its own, removed again.
+    /// A temporary directory, removed on drop.
     struct Place(PathBuf);
 
     impl Place {

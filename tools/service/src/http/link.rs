@@ -1,32 +1,31 @@
-//! A stream in an event loop, and what is known of it since its last event.
+//! A stream in an event loop, and its state since its last event.
 
 use std::fs::File;
 use std::io;
 
 use crate::stream::{Event, Interest, Stream, StreamHost};
 
-/// Bytes read at a time.
+/// Bytes per read.
 pub(super) const READ_BYTES: usize = 16 * 1024;
-/// In a key: it is no client's, but of what stands behind the clients.
+/// In a key: it belongs not to a client, but to the part behind the clients.
 pub(super) const BEHIND: usize = 1 << 31;
 
-/// A stream and what is known of it.
+/// A stream and its known state.
 pub(super) struct Link<S> {
     pub(super) stream: S,
     generation: u32,
-    /// A read, a write has not come back with `WouldBlock`, or short, since
-    /// the last event.
+    /// Since the last event, no read (write) has returned `WouldBlock` or been short.
     pub(super) may_read: bool,
     pub(super) may_write: bool,
     /// The peer will send nothing more: read to the end.
     pub(super) hangup: bool,
-    /// What it is watched for, if it is.
+    /// The events for which it is watched, if it is.
     watched: Option<Interest>,
 }
 
 impl<S: Stream> Link<S> {
-    /// A stream that may be read from and written to, or is not there yet.
-    /// `generation` tells it from others that have had its key.
+    /// Wraps a stream that may be read from and written to, or is not connected yet.
+    /// `generation` distinguishes it from others that have had its key.
     pub(super) fn new(stream: S, generation: u32, may_read: bool, may_write: bool) -> Self {
         Link {
             stream,
@@ -38,18 +37,18 @@ impl<S: Stream> Link<S> {
         }
     }
 
-    /// Whether a token of this generation is its own: an event may outlive its
+    /// Returns whether a token of this generation is its own: an event may outlive its
     /// connection by the rest of its batch.
     pub(super) fn is(&self, generation: u32) -> bool {
         self.generation == generation
     }
 
-    /// What distinguishes its events from others'.
+    /// Returns the token of its events.
     pub(super) fn token(&self, key: usize) -> u64 {
         u64::from(self.generation) << 32 | key as u64
     }
 
-    /// Remembers what an event says.
+    /// Records an event.
     pub(super) fn note(&mut self, event: &Event) {
         self.may_read |= event.readable;
         self.may_write |= event.writable;
@@ -83,8 +82,7 @@ impl<S: Stream> Link<S> {
     pub(super) fn read(&mut self, room: &mut [u8]) -> io::Result<usize> {
         let result = self.stream.read(room);
         match &result {
-            // A short read found no more, but for the end, which is an event of
-            // its own.
+            // A short read found no more, except for the end, which is a separate event.
             Ok(count) if *count > 0 && *count < room.len() && !self.hangup => self.may_read = false,
             Err(error) if error.kind() == io::ErrorKind::WouldBlock => self.may_read = false,
             _ => {}
@@ -120,7 +118,7 @@ impl<S: Stream> Link<S> {
     }
 }
 
-/// The key and the generation that a token is made of.
+/// Splits a token into its key and generation.
 pub(super) fn parts(token: u64) -> (usize, u32) {
     ((token & 0xffff_ffff) as usize, (token >> 32) as u32)
 }

@@ -1,10 +1,9 @@
-//! The listener of a server: its listener and its clients.
+//! The front of a server: its listening socket and its clients.
 //!
-//! What one connection may take is for [`Connection`] to say; here is what they
-//! may take together. Each runs in turn ([`Client::run`]), bounded. When there
-//! are too many, or no descriptors are left for them, those that have been idle
-//! for a while make room; when nobody can, nothing is accepted for a while, and
-//! who comes waits in the backlog.
+//! [`Connection`] bounds what one connection may use; this module bounds what they may
+//! use together. Each runs in turn ([`Client::run`]), bounded. If there are too many, or
+//! no descriptors are left for them, those that have been idle for a while make room. If
+//! none can, nothing is accepted for a while, and new clients wait in the backlog.
 
 use std::io;
 use std::net::{IpAddr, SocketAddr};
@@ -21,46 +20,46 @@ use crate::stream::{Interest, Stream, StreamHost};
 
 /// The listener's token; clients have their key and generation.
 pub(super) const LISTENER: u64 = u64::MAX;
-/// For how long nothing is accepted after a lack of descriptors or memory.
+/// How long accepting pauses after a lack of descriptors or memory.
 pub(super) const PAUSE: Duration = Duration::from_millis(100);
 /// Bytes sent for one connection before the others run.
 const RUN_BYTES: usize = 256 * 1024;
-/// With all places taken, connections idle for so long make room.
+/// Idle time after which a connection makes room if all slots are taken.
 const EVICT_AFTER: Duration = Duration::from_secs(1);
-/// Connections looked at for one that can make room.
+/// Connections examined in search of one that can make room.
 const EVICT_LOOKS: usize = 64;
 
-/// A client's connection as HTTP sees it: bytes and a time go in, bytes come
-/// out. What is not overridden is that of its [`Connection`].
+/// A client's connection from HTTP's point of view: bytes and times go in, bytes come
+/// out. The default methods are those of its [`Connection`].
 pub trait ClientConnection {
-    /// What answers, beside what every [`Site`] has.
+    /// The source of answers, beside what every [`Site`] has.
     type Store: Answers;
 
-    /// One that was accepted `now`.
+    /// Creates one that was accepted `now`.
     fn new(peer: IpAddr, now: Duration) -> Self;
 
-    /// The connection that it has with the client.
+    /// Returns its connection with the client.
     fn connection(&self) -> &Connection;
 
-    /// The same, to be changed.
+    /// Returns the same, mutably.
     fn connection_mut(&mut self) -> &mut Connection;
 
-    /// Takes bytes that have come.
+    /// Handles received bytes.
     fn receive(&mut self, bytes: &[u8], site: &mut Site<Self::Store>) {
         self.connection_mut().receive(bytes, site);
     }
 
-    /// Goes on with requests that had to wait.
+    /// Continues with requests that had to wait.
     fn resume(&mut self, site: &mut Site<Self::Store>) {
         self.connection_mut().resume(site);
     }
 
-    /// Takes note that the client sends nothing more.
+    /// Records that the client sends nothing more.
     fn end_of_input(&mut self) {
         self.connection_mut().end_of_input();
     }
 
-    /// When [`ClientConnection::expire`] is due.
+    /// Returns when [`ClientConnection::expire`] is due.
     fn deadline(&self, site: &Site<Self::Store>) -> Duration {
         self.connection().deadline(&site.limits)
     }
@@ -71,17 +70,17 @@ pub trait ClientConnection {
     }
 }
 
-/// The server's place among the services of its counters.
+/// The server's index among the services of its counters.
 const SERVICE: usize = 0;
 
-/// Where it is counted.
+/// The destination of counts.
 pub(super) struct Tally<'a> {
     pub(super) counters: &'a Counters,
 }
 
 impl Tally<'_> {
-    /// Writes down what connections have done, which have `received` so many
-    /// bytes, before who gets the answers can look.
+    /// Counts the work of connections, which have `received` this many bytes, before
+    /// their clients can see the answers.
     pub(super) fn count<S>(&self, site: &mut Site<S>, received: u64) {
         let Counts {
             requests,
@@ -99,7 +98,7 @@ impl Tally<'_> {
     }
 }
 
-/// Seconds since 1970.
+/// Returns the seconds since 1970.
 pub(super) fn unix() -> u64 {
     // A clock before 1970 is as good as none.
     SystemTime::now()
@@ -107,16 +106,16 @@ pub(super) fn unix() -> u64 {
         .map_or(0, |time| time.as_secs())
 }
 
-/// What becomes of a client after it ran.
+/// The state of a client after it ran.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Outcome {
     /// It waits for its peer.
     Waiting,
-    /// There is more to do, after the others' turn.
+    /// It has more to do, after the others' turn.
     Runnable,
     /// It is over.
     Closed,
-    /// It broke.
+    /// It failed.
     Failed,
 }
 
@@ -129,8 +128,8 @@ pub(super) struct Client<S, P> {
 }
 
 impl<S: Stream, P: ClientConnection> Client<S, P> {
-    /// Sends, answers and reads while it can, within bounds: one read, one
-    /// burst of requests that had waited, [`RUN_BYTES`].
+    /// Sends, answers and reads while it can, within bounds: one read, one burst of
+    /// requests that had waited, [`RUN_BYTES`].
     fn run(
         &mut self,
         shared: &mut Site<P::Store>,
@@ -220,34 +219,34 @@ impl<S: Stream, P: ClientConnection> Client<S, P> {
     }
 }
 
-/// The listener and the clients of a server.
+/// The listening socket and the clients of a server.
 pub(super) struct Listener<'a, H: StreamHost, P: ClientConnection> {
     pub(super) host: &'a H,
     pub(super) shared: Site<P::Store>,
     pub(super) tally: Tally<'a>,
     /// The clients' deadlines, by their keys.
     pub(super) wheel: Wheel,
-    /// Memory for what is read, and for pieces of files.
+    /// Scratch memory for reads, and for pieces of files.
     pub(super) scratch: Box<[u8]>,
     pub(super) clients: Slab<Client<H::Stream, P>>,
     /// Clients that have more to do.
     pub(super) runnable: Vec<usize>,
     /// Memory for output, lent to the client that runs.
     pub(super) output: Vec<u8>,
-    /// `None` once it is to stop.
+    /// `None` once the server is to stop.
     pub(super) listener: Option<H::Listener>,
-    /// Nothing is accepted until then.
+    /// Accepting is paused until then.
     pub(super) paused_until: Option<Duration>,
     generation: u32,
-    /// Where the search for an idle client goes on.
+    /// Position at which the search for an idle client continues.
     hand: usize,
 }
 
 impl<'a, H: StreamHost, P: ClientConnection> Listener<'a, H, P> {
-    /// Listens at `local`; `ready` is called with the address.
+    /// Listens on `local`; calls `ready` with the address.
     ///
     /// # Errors
-    /// What listening reports.
+    /// The error of listening.
     pub(super) fn open(
         host: &'a H,
         local: SocketAddr,
@@ -277,19 +276,19 @@ impl<'a, H: StreamHost, P: ClientConnection> Listener<'a, H, P> {
         })
     }
 
-    /// The time.
+    /// Returns the time.
     pub(super) fn now(&self) -> Duration {
         self.shared.clock.now()
     }
 
-    /// A generation that nobody has had for a long time.
+    /// Returns a generation that has not been used for a long time.
     pub(super) fn generation(&mut self) -> u32 {
         self.generation = self.generation.wrapping_add(1);
         self.generation
     }
 
-    /// Has the log written what it has collected, and counts what it has lost;
-    /// waits for it at the `end`.
+    /// Makes the log write its collected lines, and counts those it has dropped; at the
+    /// `end`, waits for it.
     pub(super) fn write_log(&mut self, end: bool) {
         if let Some(log) = &mut self.shared.log {
             match end {
@@ -302,13 +301,13 @@ impl<'a, H: StreamHost, P: ClientConnection> Listener<'a, H, P> {
 
     // ---- Accepting ----------------------------------------------------------
 
-    /// Whether there is no place for another client.
+    /// Returns whether there is no room for another client.
     pub(super) fn is_full(&self) -> bool {
         self.clients.len() >= self.shared.limits.connections.min(BEHIND - 1)
     }
 
-    /// Stops accepting for a while: what is not accepted waits in the backlog,
-    /// and then with the peers.
+    /// Stops accepting for a while: connections wait in the backlog, and then with the
+    /// peers.
     pub(super) fn pause_accepting(&mut self) -> io::Result<()> {
         if self.paused_until.is_none()
             && let Some(listener) = &self.listener
@@ -319,7 +318,7 @@ impl<'a, H: StreamHost, P: ClientConnection> Listener<'a, H, P> {
         Ok(())
     }
 
-    /// Accepts again, if it was paused.
+    /// Resumes accepting, if it was paused.
     pub(super) fn resume_accepting(&mut self) -> io::Result<()> {
         if self.paused_until.take().is_some()
             && let Some(listener) = &self.listener
@@ -329,12 +328,12 @@ impl<'a, H: StreamHost, P: ClientConnection> Listener<'a, H, P> {
         Ok(())
     }
 
-    /// Lets nobody in any more.
+    /// Stops accepting for good.
     pub(super) fn shut(&mut self) {
         self.shared.stopping = true;
         if let Some(listener) = self.listener.take() {
-            // With some hosts a descriptor must not be closed before; one that
-            // is paused is not watched, which is no matter now.
+            // Some hosts require this before a descriptor is closed; a paused listener is
+            // not watched, which does not matter now.
             let _ = self.host.unwatch_listener(&listener);
         }
     }
@@ -342,7 +341,7 @@ impl<'a, H: StreamHost, P: ClientConnection> Listener<'a, H, P> {
     /// Makes a client of a connection; returns its key.
     pub(super) fn accept(&mut self, stream: H::Stream, peer: SocketAddr) -> usize {
         let now = self.now();
-        // The request often comes along with the end of the handshake.
+        // The request often arrives with the end of the handshake.
         let link = Link::new(stream, self.generation(), true, true);
         let key = self.clients.insert(Client {
             link,
@@ -354,7 +353,7 @@ impl<'a, H: StreamHost, P: ClientConnection> Listener<'a, H, P> {
         if self.host.watch_early()
             && let Some(client) = self.clients.get_mut(key)
         {
-            // It is tried again once there is something to wait for.
+            // Watching is retried once there is something to wait for.
             let _ = client.link.watch(self.host, key, Interest::READABLE);
         }
         key
@@ -362,15 +361,15 @@ impl<'a, H: StreamHost, P: ClientConnection> Listener<'a, H, P> {
 
     // ---- Clients ------------------------------------------------------------
 
-    /// The client of a token, unless it has gone.
+    /// Returns the client of a token, unless it has gone.
     pub(super) fn client(&mut self, token: u64) -> Option<(usize, &mut Client<H::Stream, P>)> {
         let (key, generation) = parts(token);
         let client = self.clients.get_mut(key)?;
         client.link.is(generation).then_some((key, client))
     }
 
-    /// Looks for a client that has been idle for a while, which can make room;
-    /// each search goes on where the last one ended.
+    /// Finds a client that has been idle for a while, which can make room; each search
+    /// continues where the last one ended.
     pub(super) fn find_idle(&mut self) -> Option<usize> {
         let now = self.now();
         let places = self.clients.capacity().max(1);
@@ -387,14 +386,14 @@ impl<'a, H: StreamHost, P: ClientConnection> Listener<'a, H, P> {
         None
     }
 
-    /// Closes a client's connection that has been idle for a while, if there is
-    /// one. Nothing behind it is at work for it.
+    /// Closes a client's connection that has been idle for a while, if there is one.
+    /// Nothing behind it is at work for it.
     pub(super) fn evict(&mut self) -> bool {
         let idle = self.find_idle();
         idle.is_some_and(|key| self.close(key).is_some())
     }
 
-    /// Does what can be done now of what concerns the client alone.
+    /// Does everything currently possible that concerns only the client.
     pub(super) fn run(&mut self, key: usize) -> Outcome {
         match self.clients.get_mut(key) {
             Some(client) => client.run(&mut self.shared, &mut self.scratch, &self.tally),
@@ -415,7 +414,7 @@ impl<'a, H: StreamHost, P: ClientConnection> Listener<'a, H, P> {
         client.link.watch(self.host, key, interest)
     }
 
-    /// Has a client run again, after the others.
+    /// Queues a client to run again, after the others.
     pub(super) fn queue(&mut self, key: usize) {
         if let Some(client) = self.clients.get_mut(key)
             && !client.queued
@@ -425,9 +424,9 @@ impl<'a, H: StreamHost, P: ClientConnection> Listener<'a, H, P> {
         }
     }
 
-    /// Arms a client's timer, if its deadline is earlier than the timer's: a
-    /// deadline moves with every request, nearly always further away, and is
-    /// looked at again when the timer expires.
+    /// Arms a client's timer, if its deadline is earlier than the timer's. A deadline
+    /// moves with every request, nearly always further away, and is checked again when
+    /// the timer expires.
     pub(super) fn arm(&mut self, key: usize) {
         let (Some(client), Ok(timer)) = (self.clients.get_mut(key), u32::try_from(key)) else {
             return;
@@ -439,8 +438,8 @@ impl<'a, H: StreamHost, P: ClientConnection> Listener<'a, H, P> {
         }
     }
 
-    /// A client's timer has expired: ends what is overdue; returns true if the
-    /// client needs to run for it.
+    /// Handles a client's expired timer: ends what is overdue; returns true if the client
+    /// must run for it.
     pub(super) fn expire(&mut self, key: usize) -> bool {
         let now = self.now();
         let Some(client) = self.clients.get_mut(key) else {
@@ -467,7 +466,7 @@ impl<'a, H: StreamHost, P: ClientConnection> Listener<'a, H, P> {
     }
 }
 
-/// Whether it is for want of descriptors or memory.
+/// Returns whether the error is a lack of descriptors or memory.
 pub(super) fn is_shortage(error: &io::Error) -> bool {
     matches!(
         error.raw_os_error(),

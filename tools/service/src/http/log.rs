@@ -11,17 +11,17 @@ use std::time::Duration;
 use super::site::Clock;
 use super::status::Status;
 
-/// Bytes that are collected at most before they are handed over.
+/// Most bytes collected before they are handed over.
 const BUFFER: usize = 64 * 1024;
-/// Buffers that wait at most for the thread that writes: 4 MiB.
+/// Most buffers waiting for the writing thread: 4 MiB.
 const WAITING: usize = 64;
-/// How long the end waits for what has been handed over.
+/// How long the end waits for buffers handed over.
 const END_WITHIN: Duration = Duration::from_secs(1);
 
-/// An access log: `address - - [06/Nov/1994:08:49:37 +0000] "GET / HTTP/1.1" 200 1300`
-/// a request. Lines are collected and written together, about once a second, by
-/// a thread of their own: the server never waits for a disk or a pipe. What
-/// it cannot take is lost, and counted.
+/// An access log, with one line per request: `address - - [06/Nov/1994:08:49:37 +0000]
+/// "GET / HTTP/1.1" 200 1300`. A separate thread writes the collected lines together,
+/// about once per second: the server never waits for a disk or a pipe. Lines that the
+/// thread cannot accept are dropped and counted.
 pub struct Log {
     buffer: Vec<u8>,
     lines: u64,
@@ -32,7 +32,7 @@ pub struct Log {
     ended: Receiver<()>,
 }
 
-/// Lines to be written together.
+/// Lines to write together.
 struct Chunk {
     bytes: Vec<u8>,
     lines: u64,
@@ -40,9 +40,9 @@ struct Chunk {
 
 #[derive(Default)]
 struct Tally {
-    /// Lines that the thread has been given and is not done with.
+    /// Lines handed to the thread and not written yet.
     waiting: AtomicU64,
-    /// Lines that were lost since somebody last took the number.
+    /// Lines dropped since the number was last taken.
     lost: AtomicU64,
 }
 
@@ -57,10 +57,10 @@ impl fmt::Debug for Log {
 }
 
 impl Log {
-    /// A log that is written to `to`.
+    /// Creates a log that is written to `to`.
     ///
     /// # Errors
-    /// What starting a thread reports.
+    /// The error of starting a thread.
     pub fn new(to: impl Write + Send + 'static) -> io::Result<Self> {
         let (sender, chunks) = sync_channel(WAITING);
         let (end, ended) = channel();
@@ -81,8 +81,8 @@ impl Log {
         })
     }
 
-    /// Adds a line. `request` is the request line's method, target and minor
-    /// version, `None` for one that was no good; `length` that of the content.
+    /// Adds a line. `request` is the request line's method, target and minor version,
+    /// `None` for an invalid one; `length` is that of the content.
     pub(super) fn add(
         &mut self,
         peer: IpAddr,
@@ -117,8 +117,8 @@ impl Log {
         }
     }
 
-    /// Hands over what has been collected. Where too much waits already, it goes
-    /// on being collected, and is lost once it is more than a buffer.
+    /// Hands over the collected lines. If too many buffers wait already, collecting
+    /// continues, and the lines are dropped once they exceed a buffer.
     pub fn flush(&mut self) {
         let lines = std::mem::take(&mut self.lines);
         let Some(to) = self.to.as_ref().filter(|_| lines > 0) else {
@@ -139,21 +139,20 @@ impl Log {
         }
     }
 
-    /// Lines that were lost since this was last asked.
+    /// Returns the lines dropped since the last call.
     pub fn take_lost(&self) -> u64 {
         self.tally.lost.swap(0, Ordering::Relaxed)
     }
 
-    /// Hands over what there is and waits, for a second at most, until it has
-    /// been written; nothing is added after it. What has not been written then is
-    /// lost.
+    /// Hands over all lines and waits, for a second at most, until they have been
+    /// written; nothing may be added after it. Lines that are unwritten by then are lost.
     pub fn finish(&mut self) {
         self.flush();
         if self.to.take().is_none() {
             return;
         }
         let mut lost = std::mem::take(&mut self.lines);
-        // It says nothing; it ends.
+        // Nothing is sent on this channel; we wait for its other end to be dropped.
         let waited = self.ended.recv_timeout(END_WITHIN);
         if waited == Err(std::sync::mpsc::RecvTimeoutError::Timeout) {
             lost += self.tally.waiting.swap(0, Ordering::Relaxed);
@@ -174,8 +173,7 @@ fn write(mut to: impl Write, chunks: &Receiver<Chunk>, tally: &Tally) {
     while let Ok(Chunk { bytes, lines }) = chunks.recv() {
         let written = to.write_all(&bytes).and_then(|()| to.flush());
         tally.waiting.fetch_sub(lines, Ordering::Relaxed);
-        // A log that cannot be written is no reason not to serve; it is said
-        // once.
+        // A log that cannot be written is no reason not to serve; it is reported once.
         if let Err(error) = written {
             tally.lost.fetch_add(lines, Ordering::Relaxed);
             if !std::mem::replace(&mut failed, true) {
@@ -185,7 +183,7 @@ fn write(mut to: impl Write, chunks: &Receiver<Chunk>, tally: &Tally) {
     }
 }
 
-/// What could forge a line or end the quotes is written as `\xhh`.
+/// Escapes characters that could forge a line or end the quotes as `\xhh`.
 fn escape(text: &str, to: &mut Vec<u8>) {
     for byte in text.bytes() {
         match byte {
@@ -241,12 +239,12 @@ mod tests {
         );
     }
 
-    /// Takes nothing until the other end of its channel has gone.
+    /// Accepts nothing until the other end of its channel has gone.
     struct Stuck(Receiver<()>);
 
     impl Write for Stuck {
         fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
-            // It says nothing; it ends.
+            // Nothing is sent on this channel; we wait for its other end to be dropped.
             let _ = self.0.recv();
             Ok(bytes.len())
         }
@@ -269,7 +267,7 @@ mod tests {
         }
         let early = log.take_lost();
         assert!(early > 0 && early < lines, "{early}");
-        // Nor does its end, for long.
+        // Nor does its end block for long.
         log.finish();
         assert_eq!(early + log.take_lost(), lines, "nothing was written");
         drop(go);

@@ -1,20 +1,20 @@
 //! A web server of static files, on either stack.
 //!
-//! Lives here: HTTP/1.0 and 1.1 (RFC 9110, 9112) with keep-alive, pipelining,
-//! ranges and conditional requests; the files of a directory; one event loop,
-//! on one thread, over [`StreamHost`]. Does not live here: anything that knows
-//! which stack it runs on. What HTTP decides is sans-I/O ([`connection`]); what
-//! the file system decides is in [`files`]; [`serve`] joins the two to sockets,
-//! in the event loop (`engine`, `listener`) that the proxy has, too.
+//! Lives here: HTTP/1.0 and 1.1 (RFC 9110, 9112) with keep-alive, pipelining, ranges and
+//! conditional requests; the files of a directory; one event loop, on one thread, over
+//! [`StreamHost`]. Does not live here: anything that knows which stack it runs on. The
+//! HTTP part is sans-I/O ([`connection`]), and [`files`] deals with the file system.
+//! [`serve`] joins the two to sockets, in the event loop (`engine`, `listener`) that the
+//! proxy uses, too.
 //!
 //! Read first: RFC 9112 §§2–9 (messages, connections), RFC 9110 §§13–15
 //! (conditions, ranges, status codes).
 //!
-//! Limits keep what one client can take bounded: the bytes of a head (431) and
-//! of its target (414), of a request's content (413), the time for a request
-//! (408, slowloris), without progress, and between requests; how much is done
-//! for one connection before the others run; how many connections there are.
-//! When there are too many, the ones that have been idle make room.
+//! Limits bound what one client can use:
+//! - the bytes of a head (431), of its target (414) and of a request's content (413)
+//! - the time for a request (408, slowloris), without progress, and between requests
+//! - the work for one connection before the others run
+//! - the number of connections; if there are too many, idle ones make room
 
 pub mod condition;
 pub mod connection;
@@ -47,7 +47,7 @@ pub use server::serve;
 #[cfg(doc)]
 use crate::StreamHost;
 
-/// What a client may take.
+/// The limits of a client.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default)]
 pub struct Limits {
@@ -55,24 +55,24 @@ pub struct Limits {
     pub head_bytes: usize,
     /// Bytes of a request's target; beyond, 414.
     pub target_bytes: usize,
-    /// Bytes of a request's content, which is thrown away; beyond, 413.
+    /// Bytes of a request's content, which is discarded; beyond, 413.
     pub content_bytes: u64,
-    /// Connections at a time.
+    /// Most concurrent connections.
     pub connections: usize,
     /// Connections that may wait to be accepted.
     pub backlog: u32,
-    /// Time for a request to become complete, from its first byte on, and for
-    /// a connection's first request from the beginning; then 408.
+    /// Time for a request to become complete, from its first byte on, and for a
+    /// connection's first request from the beginning; then 408.
     pub request: Duration,
     /// Time between a response and the next request.
     pub idle: Duration,
-    /// How far, in time, the peer may fall behind `min_rate`: one that moves no
-    /// byte for so long is let go, and so is one that moves too few.
+    /// How far, in time, the peer may fall behind `min_rate`. A peer that moves no byte
+    /// for this long is disconnected, and so is one that moves too few.
     pub stall: Duration,
-    /// Least rate at which a peer takes responses, and at which a proxy's clients
-    /// send content, bytes/s, as Apache's `RequestReadTimeout` has it.
+    /// Least rate at which a peer must read responses, and a proxy's clients must send
+    /// content, bytes/s, as in Apache's `RequestReadTimeout`.
     pub min_rate: u32,
-    /// Time for responses at hand once the server is to stop.
+    /// Time for current responses once the server is to stop.
     pub grace: Duration,
 }
 
@@ -96,15 +96,14 @@ impl Default for Limits {
 /// A server.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Spec {
-    /// Directory whose files are served.
+    /// Directory of the served files.
     pub root: PathBuf,
     /// Its TCP port; 0 lets the stack choose.
     pub port: u16,
-    /// Floating-point multiplications it makes for each request
-    /// ([`crate::multiply`]).
+    /// Floating-point multiplications per request ([`crate::multiply`]).
     #[serde(default)]
     pub work: u32,
-    /// What a client may take.
+    /// The limits of a client.
     #[serde(default)]
     pub limits: Limits,
 }

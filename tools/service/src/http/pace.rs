@@ -1,27 +1,27 @@
-//! How slow a peer may be: a least rate, over a while.
+//! The minimum rate of a peer, over a while.
 
 use std::time::Duration;
 
 use super::Limits;
 
-/// What a peer owes to [`Limits::min_rate`]: a bucket that each moment fills and
-/// each byte empties, of the depth [`Limits::stall`]. One without any byte in
-/// that time has filled it, and so has one that sends a byte now and then; a
-/// pause after much is as long as one after little.
+/// A peer's debt to [`Limits::min_rate`]: a bucket of depth [`Limits::stall`] that time
+/// fills and each byte empties. A peer without any byte in that time has filled it, and
+/// so has one that sends a byte now and then. The permitted pause does not depend on how
+/// much was sent before.
 #[derive(Clone, Copy, Debug, Default)]
 pub(super) struct Pace {
-    /// When it was last looked at; `None` while nothing is awaited of the peer.
+    /// Time of the last update; `None` while nothing is expected of the peer.
     at: Option<Duration>,
     behind: Duration,
 }
 
 impl Pace {
-    /// Something is awaited of the peer from now on, if it was not before.
+    /// Begins to expect something of the peer, if nothing was expected before.
     pub(super) fn start(&mut self, now: Duration) {
         self.at.get_or_insert(now);
     }
 
-    /// The same, and so many bytes of it have moved.
+    /// Does the same, and records that this many bytes have moved.
     pub(super) fn moved(&mut self, bytes: usize, now: Duration, limits: &Limits) {
         let since = self.at.map_or(Duration::ZERO, |at| now.saturating_sub(at));
         let rate = u64::from(limits.min_rate).max(1);
@@ -30,12 +30,12 @@ impl Pace {
         self.at = Some(now);
     }
 
-    /// Nothing is awaited of it.
+    /// Expects nothing of it.
     pub(super) fn rest(&mut self) {
         *self = Pace::default();
     }
 
-    /// When it is too slow; `None` while nothing is awaited of it.
+    /// Returns when it is too slow; `None` while nothing is expected of it.
     pub(super) fn deadline(&self, limits: &Limits) -> Option<Duration> {
         Some(self.at? + limits.stall.saturating_sub(self.behind))
     }

@@ -1,4 +1,4 @@
-//! From the target of a request to the name of a file below the root.
+//! Maps the target of a request to the name of a file below the root.
 
 use std::borrow::Cow;
 
@@ -7,8 +7,8 @@ use percent_encoding::{AsciiSet, CONTROLS, percent_decode_str, percent_encode};
 /// Longest path, in bytes: PATH_MAX with the final NUL and the root.
 pub const PATH_MAX: usize = 4000;
 
-/// What a path segment cannot hold as it is (RFC 3986 §3.3, and what HTML
-/// attaches a meaning to).
+/// Characters that a path segment must escape (RFC 3986 §3.3, and those with a meaning in
+/// HTML).
 const SEGMENT: &AsciiSet = &CONTROLS
     .add(b' ')
     .add(b'"')
@@ -33,22 +33,21 @@ const SEGMENT: &AsciiSet = &CONTROLS
 pub enum PathError {
     /// Not a path, a broken escape, a NUL, or a `..` segment.
     Malformed,
-    /// A segment that begins with a dot: such files are never served, but for
+    /// A segment that begins with a dot: such files are never served, except
     /// `.well-known` (RFC 8615).
     Hidden,
     /// Longer than [`PATH_MAX`].
     TooLong,
 }
 
-/// Writes the path that `target` (origin form or absolute form, RFC 9112 §3.2)
-/// names into `path`: decoded, relative to the root, without empty and `.`
-/// segments. Returns whether it names a directory, by a final slash. A query is
-/// left aside.
+/// Writes the path that `target` (origin form or absolute form, RFC 9112 §3.2) names into
+/// `path`: decoded, relative to the root, without empty and `.` segments. Returns whether
+/// it names a directory, by a final slash. Ignores a query.
 ///
-/// A `..` is refused, not resolved: clients resolve theirs before they ask
-/// (RFC 3986 §5.2.4), so one that arrives is an attempt. An escaped slash
-/// counts as a slash. What remains cannot leave the root by its text; symbolic
-/// links are for [`super::files`] to watch.
+/// A `..` is rejected, not resolved: clients resolve theirs before they ask (RFC 3986
+/// §5.2.4), so one that arrives is an attack. An escaped slash counts as a slash. The
+/// text of the result cannot leave the root; [`super::files`] guards against symbolic
+/// links.
 ///
 /// # Errors
 /// [`PathError`].
@@ -84,7 +83,7 @@ pub fn resolve(target: &str, path: &mut Vec<u8>) -> Result<bool, PathError> {
     Ok(directory)
 }
 
-/// The path and query of a target in origin form or absolute form.
+/// Returns the path and query of a target in origin form or absolute form.
 fn origin_form(target: &str) -> Result<&str, PathError> {
     if target.starts_with('/') {
         return Ok(target);
@@ -101,9 +100,9 @@ fn origin_form(target: &str) -> Result<&str, PathError> {
     Ok(rest.get(end..).unwrap_or_default())
 }
 
-/// The path of a directory as a target: a slash at either end and between the
-/// segments, everything unusual escaped. Begins with a single slash, so that it
-/// cannot be taken for another host's.
+/// Returns the path of a directory as a target: a slash at either end and between the
+/// segments, everything unusual escaped. It begins with a single slash, so that it cannot
+/// be mistaken for another host's.
 pub fn location(path: &[u8]) -> String {
     let mut target = String::from("/");
     for segment in path.split(|&byte| byte == b'/').filter(|s| !s.is_empty()) {
@@ -195,7 +194,7 @@ mod tests {
     }
 
     proptest! {
-        /// Whatever is asked, the result has only plain segments.
+        /// Whatever the target, the result has only plain segments.
         #[test]
         fn no_path_leaves_the_root(target in "(/|[.]|%2[eEfF]|%00|[a-c%?#\\\\]|http://){0,24}") {
             let mut path = Vec::new();

@@ -1,22 +1,22 @@
 //! Range requests (RFC 9110 §14).
 //!
-//! One range is answered, as clients that resume or seek ask for. A request for
-//! several gets the whole representation, which §14.2 allows.
+//! A single range is answered, which clients that resume or seek request. A request for
+//! several ranges receives the whole representation, which §14.2 allows.
 
 use std::ops::Range;
 
-/// What a Range field asks for of a representation.
+/// The part of a representation that a Range field requests.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Ranges {
     /// All of it: the field has another unit, several ranges, or is malformed.
     Whole,
-    /// These bytes, not none.
+    /// These bytes, at least one.
     Part(Range<u64>),
     /// Nothing that exists: 416.
     Unsatisfiable,
 }
 
-/// Reads a Range field for a representation of `size` bytes.
+/// Parses a Range field for a representation of `size` bytes.
 pub fn parse(field: &[u8], size: u64) -> Ranges {
     let text = std::str::from_utf8(field).unwrap_or_default();
     let Some((unit, spec)) = text.trim().split_once('=') else {
@@ -32,8 +32,8 @@ pub fn parse(field: &[u8], size: u64) -> Ranges {
     }
 }
 
-/// `first-last`, `first-` or `-length`; an empty range when it is out of the
-/// representation, `None` when it is malformed.
+/// Parses `first-last`, `first-` or `-length`; an empty range if it is out of the
+/// representation, `None` if it is malformed.
 fn one(spec: &str, size: u64) -> Option<Range<u64>> {
     let (first, last) = spec.split_once('-')?;
     if first.is_empty() {
@@ -52,7 +52,7 @@ fn one(spec: &str, size: u64) -> Option<Range<u64>> {
     Some(first.min(end)..end)
 }
 
-/// Digits only; beyond 64 bits is the largest.
+/// Parses a number of digits only; beyond 64 bits it is the largest.
 fn number(digits: &str) -> Option<u64> {
     if digits.is_empty() || !digits.bytes().all(|digit| digit.is_ascii_digit()) {
         return None;

@@ -1,4 +1,4 @@
-//! What responses of this server's own begin and end with, files or not.
+//! The beginning and end of this server's own responses, with files or without.
 
 use std::io::Write;
 
@@ -6,8 +6,8 @@ use super::connection::Connection;
 use super::site::Clock;
 use super::status::Status;
 
-/// Content of up to so many bytes is copied behind its head, to leave in one
-/// call; longer content is sent from where it is.
+/// Largest content that is copied behind its head, to leave in one call; longer content
+/// is sent from its own memory.
 pub(super) const COPY_MAX: usize = 16 * 1024;
 
 /// Whether a response is the connection's last.
@@ -21,7 +21,7 @@ pub(super) enum Last {
 }
 
 impl Last {
-    /// Of whether it is the last, and whether the peer may still be sending.
+    /// Combines whether it is the last, and whether the peer may still be sending.
     pub(super) fn of(last: bool, linger: bool) -> Self {
         match (last, linger) {
             (false, _) => Last::No,
@@ -32,7 +32,7 @@ impl Last {
 }
 
 impl Connection {
-    /// The status line and the fields that every response has.
+    /// Writes the status line and the fields that every response has.
     pub(super) fn begin(&mut self, status: Status, clock: &Clock) {
         let out = self.out();
         if status == Status::OK {
@@ -49,12 +49,12 @@ impl Connection {
         out.extend_from_slice(b"\r\n");
     }
 
-    /// Says to a client of this minor version of HTTP whether the connection
-    /// goes on, and ends the head.
+    /// States to a client of this minor version of HTTP whether the connection persists,
+    /// and ends the head.
     pub(super) fn finish(&mut self, version: u8, last: Last) {
         let out = self.out();
         match last {
-            // HTTP/1.0 takes nothing for granted.
+            // HTTP/1.0 has no default.
             Last::No if version == 0 => out.extend_from_slice(b"Connection: keep-alive\r\n"),
             Last::No => {}
             Last::Close | Last::Linger => out.extend_from_slice(b"Connection: close\r\n"),
@@ -65,8 +65,8 @@ impl Connection {
         }
     }
 
-    /// Ends a head that has been begun, with a line of content if there is to
-    /// be any; returns its length.
+    /// Ends a head that has been begun, with a line of content if requested; returns the
+    /// line's length.
     pub(super) fn line(&mut self, line: &str, content: bool, version: u8, last: Last) -> u64 {
         let length = line.len();
         let _ = write!(

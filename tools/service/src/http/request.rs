@@ -11,10 +11,10 @@ pub const FIELDS_MAX: usize = 64;
 /// Room for the fields of one head.
 pub type Room<'b> = [MaybeUninit<httparse::Header<'b>>; FIELDS_MAX];
 
-/// How the end of the request's content is known (RFC 9112 §6.3).
+/// How the end of the request's content is found (RFC 9112 §6.3).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Content {
-    /// There is none, or so many bytes.
+    /// None, or this many bytes.
     Length(u64),
     /// Chunked.
     Chunked,
@@ -23,19 +23,19 @@ pub enum Content {
 /// A request's head.
 #[derive(Debug)]
 pub struct Head<'h, 'b> {
-    /// The method, as it came.
+    /// The method, as received.
     pub method: &'b str,
-    /// The target, as it came.
+    /// The target, as received.
     pub target: &'b str,
     /// The minor version of HTTP/1: 0 or 1.
     pub version: u8,
-    /// The client means to go on using the connection.
+    /// The client wants to keep using the connection.
     pub keep_alive: bool,
     /// Its content.
     pub content: Content,
     /// It waits for `100 Continue` before it sends the content.
     pub expects_continue: bool,
-    /// There is a field that makes the answer depend on something.
+    /// A field makes the answer conditional.
     pub conditional: bool,
     /// All fields.
     pub fields: Fields<'h, 'b>,
@@ -46,7 +46,7 @@ pub struct Head<'h, 'b> {
 pub struct Fields<'h, 'b>(pub(super) &'h [httparse::Header<'b>]);
 
 impl<'h, 'b> Fields<'h, 'b> {
-    /// The values of the fields of this name.
+    /// Returns the values of the fields of this name.
     pub fn all(self, name: &str) -> impl Iterator<Item = &'b [u8]> {
         self.0
             .iter()
@@ -54,7 +54,7 @@ impl<'h, 'b> Fields<'h, 'b> {
             .map(|field| field.value)
     }
 
-    /// The value of a field that is there once.
+    /// Returns the value of a field that occurs once.
     pub fn one(self, name: &str) -> Option<&'b [u8]> {
         let mut fields = self.all(name);
         let first = fields.next();
@@ -62,34 +62,34 @@ impl<'h, 'b> Fields<'h, 'b> {
     }
 }
 
-/// What has been made of bytes.
+/// The result of parsing bytes.
 #[derive(Debug)]
 pub enum Parsed<'h, 'b> {
-    /// More are needed.
+    /// More bytes are needed.
     Partial,
     /// A head, and its length in bytes.
     Whole(Head<'h, 'b>, usize),
-    /// No good: to be answered with this, and the connection closed, since
-    /// nobody knows where a next request would begin.
+    /// Invalid: to be answered with this status, and the connection closed, since the
+    /// beginning of a next request is unknown.
     Refused(Status),
 }
 
-/// Reads a head from the start of `bytes`. `scanned` says how many of them were
-/// looked at in vain before, and is brought up to date: a head that comes in
-/// many small pieces costs no more than its length.
+/// Parses a head from the start of `bytes`. `scanned` is the number of bytes examined in
+/// vain before, and is updated: a head that arrives in many small pieces costs no more
+/// than its length.
 pub fn parse<'h, 'b>(
     bytes: &'b [u8],
     scanned: &mut usize,
     room: &'h mut Room<'b>,
     limits: &Limits,
 ) -> Parsed<'h, 'b> {
-    // An empty line or two before a request are to be ignored (§2.2).
+    // An empty line or two before a request are ignored (§2.2).
     let start = bytes
         .iter()
         .take_while(|&&byte| matches!(byte, b'\r' | b'\n'))
         .count();
     let rest = bytes.get(start..).unwrap_or_default();
-    // What the limits say does not depend on how the bytes were cut.
+    // The limits apply regardless of how the bytes were divided.
     if too_long(rest, limits) {
         return Parsed::Refused(Status::URI_TOO_LONG);
     }
@@ -117,7 +117,7 @@ pub fn parse<'h, 'b>(
                 Err(status) => Parsed::Refused(status),
             }
         }
-        // The end was seen, so that more bytes will not help.
+        // The end was seen, so more bytes will not help.
         Ok(httparse::Status::Partial) => Parsed::Refused(Status::BAD_REQUEST),
         Err(httparse::Error::TooManyHeaders) => Parsed::Refused(Status::HEADER_FIELDS_TOO_LARGE),
         Err(httparse::Error::Version) => Parsed::Refused(Status::VERSION_NOT_SUPPORTED),
@@ -125,8 +125,8 @@ pub fn parse<'h, 'b>(
     }
 }
 
-/// The length of a head with its empty line, when that is in `bytes`; the first
-/// `scanned` were looked at before.
+/// Returns the length of a head with its empty line, if that is in `bytes`; the first
+/// `scanned` were examined before.
 pub(super) fn end_of_head(bytes: &[u8], scanned: usize) -> Option<usize> {
     let mut from = scanned.saturating_sub(3);
     loop {
@@ -139,7 +139,7 @@ pub(super) fn end_of_head(bytes: &[u8], scanned: usize) -> Option<usize> {
     }
 }
 
-/// Whether the first line is too long, even if it is incomplete.
+/// Returns whether the first line is too long, even if it is incomplete.
 fn too_long(bytes: &[u8], limits: &Limits) -> bool {
     // Method, spaces and version.
     let allowed = limits.target_bytes.saturating_add(32);
@@ -182,8 +182,8 @@ fn head<'h, 'b>(
             10 if is("Connection") => persistence.note(field.value),
             13 if is("If-None-Match") => head.conditional = true,
             14 if is("Content-Length") => {
-                // Also one that is there twice, which RFC 9110 §8.6 leaves to us:
-                // others may take only the first or the last for it.
+                // Also rejects a repeated field, which RFC 9110 §8.6 leaves to us: others
+                // may use only the first or the last.
                 let value = decimal(field.value).filter(|_| length.is_none());
                 length = Some(value.ok_or(Status::BAD_REQUEST)?);
             }
@@ -201,8 +201,7 @@ fn head<'h, 'b>(
     if hosts > 1 || hosts == 0 && version >= 1 {
         return Err(Status::BAD_REQUEST);
     }
-    // §6.1, §6.3: two lengths, or a coding in HTTP/1.0, are how requests are
-    // smuggled.
+    // §6.1, §6.3: two lengths, or a coding in HTTP/1.0, enable request smuggling.
     head.content = match (coded, length) {
         (None, length) => Content::Length(length.unwrap_or(0)),
         (Some(_), Some(_)) => return Err(Status::BAD_REQUEST),
@@ -213,15 +212,15 @@ fn head<'h, 'b>(
     Ok(head)
 }
 
-/// Whether a connection goes on after a message (RFC 9112 §9.3): `close` wins,
-/// whatever stands beside it and in whichever field.
+/// Whether a connection persists after a message (RFC 9112 §9.3): `close` wins, whatever
+/// stands beside it and in whichever field.
 pub(super) struct Persistence {
     close: bool,
     keep_alive: bool,
 }
 
 impl Persistence {
-    /// As the minor version of HTTP says, while no field does.
+    /// Starts with the default of the minor version of HTTP.
     pub(super) fn new(version: u8) -> Self {
         Persistence {
             close: false,
@@ -229,7 +228,7 @@ impl Persistence {
         }
     }
 
-    /// Reads a Connection field.
+    /// Parses a Connection field.
     pub(super) fn note(&mut self, field: &[u8]) {
         for option in tokens(field) {
             self.close |= option.eq_ignore_ascii_case(b"close");
@@ -242,7 +241,7 @@ impl Persistence {
     }
 }
 
-/// The elements of a comma-separated field.
+/// Returns the elements of a comma-separated field.
 pub(super) fn tokens(value: &[u8]) -> impl Iterator<Item = &[u8]> {
     value
         .split(|&byte| byte == b',')
@@ -250,7 +249,7 @@ pub(super) fn tokens(value: &[u8]) -> impl Iterator<Item = &[u8]> {
         .filter(|token| !token.is_empty())
 }
 
-/// A number of digits alone.
+/// Parses a number of digits only.
 pub(super) fn decimal(digits: &[u8]) -> Option<u64> {
     if digits.is_empty() || !digits.iter().all(u8::is_ascii_digit) {
         return None;
@@ -262,7 +261,7 @@ pub(super) fn decimal(digits: &[u8]) -> Option<u64> {
 mod tests {
     use super::*;
 
-    /// What becomes of bytes: the status of a refusal, or what `look` sees.
+    /// Returns the result of parsing: the status of a refusal, or the result of `look`.
     fn parsed<T>(
         bytes: &[u8],
         look: impl FnOnce(&Head<'_, '_>, usize) -> T,

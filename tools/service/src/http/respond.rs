@@ -1,4 +1,4 @@
-//! Responses: from the head of a request to the bytes that answer it.
+//! Responses: from the head of a request to the bytes of the answer.
 
 use std::io::Write;
 use std::ops::Range;
@@ -15,9 +15,9 @@ use super::site::{Found, Site, Store};
 use super::status::Status;
 use crate::work::multiply;
 
-/// What a directory's path stands for.
+/// The file that a directory's path stands for.
 const INDEX: &[u8] = b"index.html";
-/// Methods that files have.
+/// Methods of files.
 const ALLOW: &str = "Allow: GET, HEAD, OPTIONS\r\n";
 
 impl Connection {
@@ -28,16 +28,16 @@ impl Connection {
             multiply(site.work, 1.0 + head.target.len() as f64 * 1e-9);
         }
         let mut close = !head.keep_alive || site.stopping;
-        // Who hears of the end only now may have sent the next request.
+        // A client that learns only now of the end may have sent the next request.
         let mut linger = site.stopping;
         match head.content {
             Content::Length(0) => {}
             Content::Length(length) if length > site.limits.content_bytes => {
                 return self.error(Some(head), Status::CONTENT_TOO_LARGE, Last::Linger, site);
             }
-            // Content of no meaning here. A client that waits to be asked to
-            // send it hears the end of the matter (RFC 9110 §10.1.1), and may
-            // or may not send it then: no next request can be found after that.
+            // The content has no meaning here. A client that waits to be asked for it
+            // receives the final answer (RFC 9110 §10.1.1), and may or may not send it
+            // then: no next request can be found after that.
             Content::Length(length) if !head.expects_continue && !close => self.skip(length),
             Content::Length(_) | Content::Chunked => (close, linger) = (true, true),
         }
@@ -57,7 +57,7 @@ impl Connection {
         }
     }
 
-    /// Answers what was no good, and ends the connection after that.
+    /// Answers an invalid request, and ends the connection after that.
     pub(super) fn refuse<S: Store>(&mut self, status: Status, site: &mut Site<S>) {
         site.counts.refused += 1;
         self.error(None, status, Last::Linger, site);
@@ -120,7 +120,7 @@ impl Connection {
                     return self.error(Some(head), Status::PRECONDITION_FAILED, last, site);
                 }
             }
-            // Range is defined for GET alone (RFC 9110 §14.2).
+            // Range is defined only for GET (RFC 9110 §14.2).
             if head.method == "GET"
                 && let Some(field) = head.fields.one("Range")
                 && range_applies(head, entry, site.clock.unix())
@@ -144,7 +144,7 @@ impl Connection {
         self.account(Some(head), Status::OK, sent, site);
     }
 
-    /// 206 with one range.
+    /// Answers 206 with one range.
     fn part<S: Store>(
         &mut self,
         head: &Head<'_, '_>,
@@ -169,7 +169,7 @@ impl Connection {
         self.account(Some(head), Status::PARTIAL_CONTENT, sent, site);
     }
 
-    /// Puts content behind a finished head, unless it was a HEAD; returns its
+    /// Appends content to a finished head, unless it was a HEAD; returns the content's
     /// length.
     fn put_content(&mut self, head: &Head<'_, '_>, entry: &Rc<Entry>, range: Range<u64>) -> u64 {
         let length = range.end - range.start;
@@ -188,7 +188,7 @@ impl Connection {
         length
     }
 
-    /// 301 to a path of this server.
+    /// Answers 301 to a path of this server.
     fn redirect<S: Store>(
         &mut self,
         head: &Head<'_, '_>,
@@ -201,7 +201,7 @@ impl Connection {
         self.text(Some(head), Status::MOVED_PERMANENTLY, last, site);
     }
 
-    /// An error and a line that names it.
+    /// Answers with an error and a line that names it.
     fn error<S: Store>(
         &mut self,
         head: Option<&Head<'_, '_>>,
@@ -220,8 +220,7 @@ impl Connection {
         self.text(head, status, last, site);
     }
 
-    /// Ends a head that has been begun with a line of content that names the
-    /// status.
+    /// Ends a head that has been begun with a line of content that names the status.
     fn text<S: Store>(
         &mut self,
         head: Option<&Head<'_, '_>>,

@@ -1,4 +1,4 @@
-//! The web server: clients, and nobody behind them.
+//! The web server: clients, without a part behind them.
 
 use std::io;
 use std::net::{IpAddr, SocketAddr};
@@ -15,12 +15,12 @@ use super::site::{Clock, Site};
 use crate::counters::Counters;
 use crate::stream::StreamHost;
 
-/// Serves the files of `spec.root` at `address` until `stop` is set, then
-/// finishes the responses at hand. Counts as the first service of `counters`.
-/// `ready` is called once it listens, with the address.
+/// Serves the files of `spec.root` at `address` until `stop` is set, then finishes the
+/// current responses. Counts as the first service of `counters`. Calls `ready` once it
+/// listens, with the address.
 ///
 /// # Errors
-/// What opening the root, listening or waiting reports.
+/// The error of opening the root, listening or waiting.
 pub fn serve<H: StreamHost>(
     host: &H,
     address: IpAddr,
@@ -45,7 +45,7 @@ pub fn serve<H: StreamHost>(
     Engine::new(listener, Nobody).run(stop)
 }
 
-/// It answers by itself.
+/// The server answers by itself.
 struct Nobody;
 
 impl<H: StreamHost> Back<H> for Nobody {

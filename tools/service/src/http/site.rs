@@ -1,4 +1,4 @@
-//! What all connections of a server share.
+//! The state shared by all connections of a server.
 
 use std::net::IpAddr;
 use std::rc::Rc;
@@ -9,31 +9,31 @@ use super::entry::{Entry, date};
 use super::log::Log;
 use super::status::Status;
 
-/// What a path has been found to be.
+/// The result of looking up a path.
 #[derive(Clone, Debug)]
 pub enum Found {
     /// A file.
     Entry(Rc<Entry>),
     /// A directory.
     Directory,
-    /// Nothing, or nothing that is served.
+    /// Nothing, or an unserved file.
     Missing,
-    /// There, but not to be read.
+    /// There, but not readable.
     Forbidden,
-    /// For want of descriptors or memory, nobody knows: it may pass.
+    /// Unknown for lack of descriptors or memory, which may pass.
     Busy,
     /// It could not be read.
     Failed,
 }
 
-/// Where files come from.
+/// The source of files.
 pub trait Store {
     /// Looks up a path below the root: plain segments, a slash between two, no
     /// NUL ([`super::path::resolve`]); empty for the root itself.
     fn find(&mut self, path: &[u8], clock: &Clock) -> Found;
 }
 
-/// The time, read once for everything that happens in an iteration.
+/// The time, read once for everything in an iteration.
 #[derive(Clone, Debug)]
 pub struct Clock {
     now: Duration,
@@ -42,7 +42,7 @@ pub struct Clock {
 }
 
 impl Clock {
-    /// A clock that shows these times.
+    /// Creates a clock that shows these times.
     pub fn new(now: Duration, unix: u64) -> Self {
         Clock {
             now,
@@ -51,8 +51,8 @@ impl Clock {
         }
     }
 
-    /// Sets it: `now` since any fixed moment and never going back, `unix` in
-    /// seconds since 1970. Returns whether another second has begun.
+    /// Sets it: `now` since any fixed moment and never going back, `unix` in seconds
+    /// since 1970. Returns whether another second has begun.
     pub fn set(&mut self, now: Duration, unix: u64) -> bool {
         self.now = now;
         let other = self.unix != unix;
@@ -63,57 +63,57 @@ impl Clock {
         other
     }
 
-    /// Time since any fixed moment.
+    /// Returns the time since any fixed moment.
     pub fn now(&self) -> Duration {
         self.now
     }
 
-    /// Seconds since 1970.
+    /// Returns the seconds since 1970.
     pub fn unix(&self) -> u64 {
         self.unix
     }
 
-    /// The value of a Date field, written once a second.
+    /// Returns the value of a Date field, formatted once per second.
     pub fn date(&self) -> &str {
         &self.date
     }
 }
 
-/// What connections have done, since they were last counted.
+/// The work of connections since they were last counted.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Counts {
     /// Requests whose head was complete and well-formed.
     pub requests: u64,
-    /// Responses begun, those to requests that were no good included.
+    /// Responses begun, including those to invalid requests.
     pub responses: u64,
     /// Requests refused as malformed, excessive or too slow.
     pub refused: u64,
 }
 
-/// What all connections of a server share.
+/// The state shared by all connections of a server.
 #[derive(Debug)]
 pub struct Site<S> {
-    /// The files, or what else the answers come from.
+    /// The files, or another source of answers.
     pub store: S,
     /// The time.
     pub clock: Clock,
-    /// What a client may take.
+    /// The limits of a client.
     pub limits: Limits,
     /// Floating-point multiplications to make for each request.
     pub work: u32,
-    /// Set once no further requests are wanted: each connection ends with the
-    /// response at hand.
+    /// Set once no further requests are wanted: each connection ends with the current
+    /// response.
     pub stopping: bool,
-    /// What has been done since somebody last took it.
+    /// The counts since they were last taken.
     pub counts: Counts,
     /// The access log.
     pub log: Option<Log>,
-    /// Room for the path of the request at hand.
+    /// Room for the path of the current request.
     pub(super) path: Vec<u8>,
 }
 
 impl<S> Site<S> {
-    /// A site of these files, without work or log.
+    /// Creates a site of these files, without work or log.
     pub fn new(store: S, clock: Clock, limits: Limits) -> Self {
         Site {
             store,
@@ -127,8 +127,8 @@ impl<S> Site<S> {
         }
     }
 
-    /// The response to a request (of this method, target and minor version;
-    /// `None` for one that was no good) has begun: counts and logs it.
+    /// Counts and logs a response that has begun, to a request with this method, target
+    /// and minor version (`None` for an invalid one).
     pub(super) fn account(
         &mut self,
         peer: IpAddr,

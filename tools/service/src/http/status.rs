@@ -12,7 +12,7 @@ macro_rules! statuses {
                 pub const $name: Status = Status($code);
             )*
 
-            /// Its reason phrase.
+            /// Returns its reason phrase.
             pub fn reason(self) -> &'static str {
                 match self.0 {
                     $($code => $reason,)*

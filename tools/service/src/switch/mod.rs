@@ -29,17 +29,18 @@ pub use status::counter_names;
 use sweep::Sweep;
 pub use watchdog::watched;
 
-/// Place of the interface that peers come by.
+/// Index of the peers' interface.
 const PEERS: usize = 0;
 
-/// What is no longer is copied, and waits for the rest of its batch, where it could go on in
-/// the frame that it came in: a copy of so many bytes costs less than a segment.
+/// Payloads up to this length that could continue in their received frame are copied
+/// instead, and wait for the rest of their batch: copying so few bytes costs less than a
+/// segment.
 const COPIED: usize = 512;
 
 /// Sees the payload of each segment.
 pub type Inspect = Box<dyn FnMut(Pieces<'_>)>;
 
-/// A switch and the interfaces that it stands between.
+/// A switch and its interfaces.
 pub struct Driver {
     switch: Switch,
     forwarder: Forwarder,
@@ -47,27 +48,27 @@ pub struct Driver {
     began: Instant,
     sweep: Sweep,
     inspect: Option<Inspect>,
-    /// Interfaces whose ports towards members are the switch's.
+    /// Interfaces whose ports towards members the switch owns.
     claimed: Vec<usize>,
-    /// Interfaces of members that are no more.
+    /// Members' interfaces that have disappeared.
     lost: Vec<usize>,
 }
 
-/// What has become of an interface of members.
+/// The change of a members' interface.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum InterfaceChange {
-    /// It is no more, and its members have failed.
+    /// It has disappeared, and its members have failed.
     Lost(usize),
-    /// It is there again, without members.
+    /// It has returned, without members.
     Back(usize),
 }
 
 /// Why a switch could not be opened.
 #[derive(Debug)]
 pub struct OpenError {
-    /// What was tried.
+    /// The failed operation.
     pub what: String,
-    /// What the system says.
+    /// The system's error.
     pub error: io::Error,
 }
 
@@ -79,31 +80,32 @@ impl fmt::Display for OpenError {
 
 impl std::error::Error for OpenError {}
 
-/// Says what was tried of an error.
+/// Adds the failed operation to an error.
 fn trying(what: impl Into<String>) -> impl FnOnce(io::Error) -> OpenError {
     let what = what.into();
     move |error| OpenError { what, error }
 }
 
-/// Where what the switch emits goes.
+/// The destination of the switch's emissions.
 struct Wiring {
-    /// Their names.
+    /// Names of the interfaces.
     interfaces: Vec<String>,
     sides: Sides,
     emissions: Vec<Emission>,
-    /// What waits for the rest of its batch.
+    /// Emissions that wait for the rest of their batch.
     gather: Gather,
     /// The bytes of a null frame, or of parts that share a segment.
     bytes: Vec<u8>,
 }
 
 impl Driver {
-    /// Takes the queues of these interfaces, of which peers come by the first; adds the
-    /// virtual address to that, and takes its port there. There are no members yet.
+    /// Takes the queues of these interfaces, the first of which is the peers'. Adds the
+    /// virtual address to that interface, and owns its port there. There are no members
+    /// yet.
     ///
     /// # Errors
-    /// What was tried, and what the system says; EINVAL for a configuration that is out
-    /// of bounds.
+    /// The failed operation, and the system's error; EINVAL for a configuration that is
+    /// out of bounds.
     pub fn open(
         interfaces: &[String],
         config: Config,
@@ -140,26 +142,26 @@ impl Driver {
         })
     }
 
-    /// Has `inspect` see the payload of every segment before it goes on.
+    /// Passes the payload of every segment to `inspect` before it is forwarded.
     pub fn set_inspect(&mut self, inspect: Inspect) {
         self.inspect = Some(inspect);
     }
 
-    /// The machine.
+    /// Returns the machine.
     pub fn switch(&self) -> &Switch {
         &self.switch
     }
 
-    /// The interfaces.
+    /// Returns the interfaces.
     pub fn forwarder(&mut self) -> &mut Forwarder {
         &mut self.forwarder
     }
 
-    /// Fails the members of interfaces that are no more, and opens interfaces that are there
-    /// again. To be called now and then.
+    /// Fails the members of interfaces that have disappeared, and reopens interfaces that
+    /// have returned. Must be called now and then.
     ///
     /// # Errors
-    /// ENODEV, with its name, once the peers' interface is no more.
+    /// ENODEV, with its name, once the peers' interface has disappeared.
     pub fn follow_interfaces(&mut self) -> io::Result<Vec<InterfaceChange>> {
         if self.forwarder.is_gone(PEERS) {
             let name = self.wiring.interfaces.first().map_or("", String::as_str);
@@ -185,15 +187,15 @@ impl Driver {
         Ok(changes)
     }
 
-    /// Whether an interface is no more.
+    /// Returns whether an interface has disappeared.
     pub fn is_lost(&self, side: usize) -> bool {
         self.lost.contains(&side)
     }
 
-    /// Waits until something comes or is due, no longer than `most`, and does it.
+    /// Waits until something arrives or is due, no longer than `most`, and handles it.
     ///
     /// # Errors
-    /// What the interfaces report; EINTR.
+    /// The error of the interfaces; EINTR.
     pub fn turn(&mut self, most: Duration) -> io::Result<()> {
         let now = self.began.elapsed();
         let due = self.switch.next_deadline();
@@ -253,13 +255,13 @@ impl Driver {
         Ok(())
     }
 
-    /// Adds a member, whose link address is looked for: its segments leave by interface
-    /// `side`, where the first member takes the ports towards members.
+    /// Adds a member and resolves its link address: its segments leave by interface
+    /// `side`, on which the first member takes the ports towards members.
     ///
     /// # Errors
     /// EEXIST if there is one of this address, EINVAL for other [`MemberError`]s; ENODEV
-    /// while the interface is no more; what taking the ports reports. There is no member
-    /// more then.
+    /// while the interface is missing; the error of taking the ports. The member is not
+    /// added then.
     pub fn add_member(&mut self, member: Member, side: usize) -> io::Result<MemberId> {
         let is_same = |(_, it, up, _): (_, Member, _, _)| up && it.address == member.address;
         if self.switch.members().any(is_same) {
@@ -285,8 +287,8 @@ impl Driver {
         added.map_err(refused)
     }
 
-    /// Removes the member of this address: it finishes what it has, or, if it is `dead`,
-    /// is given up.
+    /// Removes the member of this address: it finishes its work, or, if it is `dead`, is
+    /// abandoned.
     pub fn remove_member(&mut self, address: SocketAddr, dead: bool) {
         let of = |(id, member, up, _): (MemberId, Member, bool, _)| {
             (up && member.address == address).then_some(id)
@@ -300,7 +302,7 @@ impl Driver {
         });
     }
 
-    /// Runs something that no segment has caused, and sends what it emits.
+    /// Runs something that no segment has caused, and sends its emissions.
     fn with<T>(&mut self, run: impl FnOnce(&mut Switch, Time, &mut dyn FnMut(Emission)) -> T) -> T {
         let wiring = &mut self.wiring;
         let emissions = &mut wiring.emissions;
@@ -335,18 +337,19 @@ fn secrets() -> io::Result<Secrets> {
 }
 
 impl Wiring {
-    /// True when a segment of a peer has caused something to be sent to a member, and was
-    /// no SYN: then it is of a connection, whose handshake is complete.
+    /// Returns true if a peer's segment has caused something to be sent to a member, and
+    /// was no SYN: then it belongs to a connection whose handshake is complete.
     fn is_let_in(&self, flow: &FourTuple, flags: Flags) -> bool {
         self.sides.is_of_peer(flow)
             && !flags.intersects(Flags::SYN | Flags::RST)
             && (self.emissions.iter()).any(|emission| emission.flow.local != flow.local)
     }
 
-    /// Sends what was emitted, in order; what follows what was just before it shares its
-    /// segment. The last part of the received payload goes in the frame that it came in, if
-    /// it is a segment's; so does what carries nothing, if no payload goes on. But what is
-    /// small, or copied all the same, waits for what else the batch has for its connection.
+    /// Sends emissions in order. Payload that directly follows the previous one shares
+    /// its segment. The last part of the received payload, if it forms a segment by
+    /// itself, leaves in its received frame. So does an emission without payload, if no
+    /// payload is forwarded. But payloads that are small, or copied in any case, wait for
+    /// the rest of the batch for their connection.
     fn act(
         &mut self,
         output: &mut Output,
@@ -433,7 +436,7 @@ impl Wiring {
         self.emissions.clear();
     }
 
-    /// Sends what has waited: nothing more comes in this batch.
+    /// Sends waiting emissions: nothing more arrives in this batch.
     fn end_batch(&mut self, output: &mut Output) {
         while let Some(gathered) = self.gather.pop() {
             self.send_gathered(output, gathered);
@@ -453,7 +456,7 @@ impl Wiring {
     }
 }
 
-/// Bytes in one slice; `buffer` has them where they lie in several pieces.
+/// Returns bytes in one slice; `buffer` holds them if they lie in several pieces.
 fn in_one<'a>(bytes: Pieces<'a>, buffer: &'a mut Vec<u8>) -> &'a [u8] {
     match bytes.as_slice() {
         Some(bytes) => bytes,
@@ -465,8 +468,9 @@ fn in_one<'a>(bytes: Pieces<'a>, buffer: &'a mut Vec<u8>) -> &'a [u8] {
     }
 }
 
-/// The traffic class of what carries this: the DSCP of what was received. No end has agreed
-/// on ECN with the switch, so none may send ECT or hear of a mark (RFC 3168 §6.1.1).
+/// Returns the traffic class of the carrying packet: the DSCP of the received one. No end
+/// has agreed on ECN with the switch, so none may send ECT or receive a mark (RFC 3168
+/// §6.1.1).
 fn class_of(payload: &Payload, received: u8) -> u8 {
     const ECN: u8 = 0b11;
     match payload {
@@ -475,7 +479,7 @@ fn class_of(payload: &Payload, received: u8) -> u8 {
     }
 }
 
-/// A null frame of so many bytes in all.
+/// Returns a null frame of `size` bytes in total.
 fn null_frame(buffer: &mut Vec<u8>, size: usize) -> &[u8] {
     buffer.clear();
     if let Some(header) = acp::Header::null(size) {

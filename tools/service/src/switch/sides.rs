@@ -1,4 +1,4 @@
-//! By which interface a segment leaves.
+//! Selects the interface by which a segment leaves.
 
 use std::net::SocketAddr;
 
@@ -9,7 +9,7 @@ use super::PEERS;
 
 /// The interface of the peers, and that of each member.
 pub struct Sides {
-    /// What peers connect to.
+    /// The address to which peers connect.
     address: SocketAddr,
     members: Vec<(Member, usize)>,
 }
@@ -22,14 +22,14 @@ impl Sides {
         }
     }
 
-    /// Segments to this member leave by that interface from now on. Members of which
-    /// `is_there` is false are forgotten.
+    /// Routes segments to this member by that interface from now on. Forgets members for
+    /// which `is_there` returns false.
     pub fn set(&mut self, member: Member, side: usize, is_there: impl Fn(&Member) -> bool) {
         (self.members).retain(|(other, _)| *other != member && is_there(other));
         self.members.push((member, side));
     }
 
-    /// Members whose segments leave by an interface.
+    /// Returns the members whose segments leave by an interface.
     pub fn members_on(&self, side: usize) -> impl Iterator<Item = Member> {
         let on_it = self.members.iter().filter(move |it| it.1 == side);
         on_it.map(|(member, _)| *member)
@@ -39,7 +39,7 @@ impl Sides {
         flow.local == self.address
     }
 
-    /// `None` for what is of no peer and of no member.
+    /// Returns the interface; `None` for a flow of no peer and no member.
     pub fn of(&self, flow: &FourTuple) -> Option<usize> {
         if self.is_of_peer(flow) {
             return Some(PEERS);
@@ -70,14 +70,15 @@ mod tests {
         for (member, side) in all.into_iter().zip(1..) {
             sides.set(member, side, |_| true);
         }
-        // Peers come to a member's local address, too, at the virtual port.
+        // Peers may also use a member's local address, at the virtual port.
         let peer = FourTuple {
             local: "10.0.9.1:80".parse().unwrap(),
             remote: "10.0.0.2:80".parse().unwrap(),
         };
         assert_eq!(sides.of(&peer), Some(PEERS));
         assert_eq!(all.map(|it| sides.of(&to(it))), [1, 2, 3].map(Some));
-        // One that is added again leaves by another; one that is gone is forgotten.
+        // A member that is added again uses another interface; one that is gone is
+        // forgotten.
         sides.set(all[0], 7, |it| *it != all[2]);
         assert_eq!(all.map(|it| sides.of(&to(it))), [Some(7), Some(2), None]);
     }

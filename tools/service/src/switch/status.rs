@@ -1,4 +1,4 @@
-//! What `tidewall stat` shows of a switch.
+//! The state of a switch for `tidewall stat`.
 
 use std::collections::BTreeMap;
 
@@ -6,11 +6,10 @@ use tidewall::forward::OutputCounters;
 use tidewall::snapshot::{SwitchMember, SwitchSnapshot};
 use tidewall_switch::{Counters, FlowInfo, Switch};
 
-/// Connections that are looked at for one answer, some milliseconds of the thread that
-/// forwards.
+/// Connections examined for one answer: some milliseconds of the forwarding thread.
 const EXAMINED: usize = 4096;
 
-/// The switch and what its interfaces did with what it sent.
+/// Returns the state of the switch, and the counters of its interfaces.
 pub(super) fn snapshot(switch: &Switch, output: OutputCounters) -> SwitchSnapshot {
     let mut snapshot = SwitchSnapshot::default();
     snapshot.address = switch.config().address.to_string();
@@ -45,7 +44,7 @@ pub(super) fn snapshot(switch: &Switch, output: OutputCounters) -> SwitchSnapsho
     snapshot
 }
 
-/// Names as `tidewall stat` has them; what never happened is left out.
+/// Returns counters under their names in `tidewall stat`; leaves zeroes out.
 pub(crate) fn named(counters: impl Iterator<Item = (&'static str, u64)>) -> BTreeMap<String, u64> {
     counters
         .filter(|&(_, count)| count > 0)
@@ -53,12 +52,12 @@ pub(crate) fn named(counters: impl Iterator<Item = (&'static str, u64)>) -> BTre
         .collect()
 }
 
-/// A counter's name as `tidewall stat` has it.
+/// Returns a counter's name in `tidewall stat`.
 pub(crate) fn shown(name: &str) -> String {
     name.replace('_', "-")
 }
 
-/// What became of what was to be sent, by name.
+/// Returns the counters of sent packets, by name.
 pub(crate) fn sent(output: OutputCounters) -> [(&'static str, u64); 8] {
     [
         ("sent_in_place", output.in_place),
@@ -72,7 +71,7 @@ pub(crate) fn sent(output: OutputCounters) -> [(&'static str, u64); 8] {
     ]
 }
 
-/// The names of all that is counted of a switch, as `tidewall stat` has them.
+/// Returns the names of all counters of a switch, in the form of `tidewall stat`.
 pub fn counter_names() -> impl Iterator<Item = String> {
     let all = Counters::default();
     let names = all.each().chain(sent(OutputCounters::default()));

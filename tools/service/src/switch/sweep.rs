@@ -1,23 +1,23 @@
-//! When connections that have ended give back their places in the driver program's table.
+//! When ended connections return their entries in the driver program's table.
 
 use std::time::Duration;
 
 use tidewall_protocol::tcp::Time;
 
-/// How often they do.
+/// Interval between sweeps.
 const EVERY: Duration = Duration::from_secs(10);
-/// How many may be there before that time.
+/// Number of ended connections that triggers an earlier sweep.
 const ENDED: usize = 4096;
 
-/// Remembers when that was last.
+/// Remembers the last sweep.
 #[derive(Debug, Default)]
 pub(super) struct Sweep {
     last: Time,
 }
 
 impl Sweep {
-    /// True when it is time again: `admitted` connections have places, and the switch knows
-    /// `known`.
+    /// Returns true when a sweep is due: `admitted` connections have entries, and the
+    /// switch knows `known`.
     pub(super) fn is_due(&mut self, now: Time, admitted: usize, known: usize) -> bool {
         let is_due = now >= self.last + EVERY || admitted.saturating_sub(known) > ENDED;
         if is_due {
@@ -31,7 +31,7 @@ impl Sweep {
 mod tests {
     use super::*;
 
-    /// Connections that end one a second, seen ten times a second.
+    /// Connections that end one per second, checked ten times per second.
     #[test]
     fn ended_connections_are_swept_every_ten_seconds() {
         let (mut sweep, mut admitted, mut swept) = (Sweep::default(), 0, Vec::new());
@@ -54,7 +54,7 @@ mod tests {
         assert!(sweep.is_due(at(2), 101 + ENDED, 100));
         assert!(!sweep.is_due(at(10_001), 100, 100), "10 s from then on");
         assert!(sweep.is_due(at(10_002), 100, 100));
-        // The switch knows connections that nobody has admitted yet.
+        // The switch knows connections that have not been admitted yet.
         assert!(!sweep.is_due(at(10_003), 0, ENDED + 1));
     }
 }

@@ -1,6 +1,6 @@
-//! What `tidewall trace` shows of a segment that the switch got: whose it is, what the
-//! machine counted of it, each frame's way, the headers that were written, and what
-//! became of that. Only of frames that are followed.
+//! Writes `tidewall trace` lines for a segment that the switch received: its connection,
+//! the machine's counters, each frame's path, the headers written, and the result. Only
+//! for followed frames.
 
 use tidewall::forward::{Arrived, OutputCounters};
 use tidewall_protocol::tcp::{FourTuple, SegmentInPieces};
@@ -11,7 +11,7 @@ use tidewall_wire::tcp::Header;
 
 use super::status;
 
-/// Says whose a segment is; what had been counted before it.
+/// Reports a segment's connection; returns the earlier counters.
 pub(super) fn before(
     switch: &Switch,
     segment: &SegmentInPieces<'_>,
@@ -35,7 +35,7 @@ pub(super) fn before(
     *switch.counters()
 }
 
-/// Says what the machine has counted of it, and why it dropped what it dropped.
+/// Reports the changes of the machine's counters, and the reason of a drop.
 pub(super) fn after(before: &Counters, switch: &Switch, arrived: &Arrived<'_>) {
     let changes = before.each().zip(switch.counters().each());
     let changed = changes.filter(|((_, before), (_, after))| before != after);
@@ -50,7 +50,7 @@ pub(super) fn after(before: &Counters, switch: &Switch, arrived: &Arrived<'_>) {
     }
 }
 
-/// Says which frames go to whom, behind which header.
+/// Reports which frames go to which destination, behind which header.
 pub(super) fn translated(
     flow: &FourTuple,
     header: &Header,
@@ -85,7 +85,7 @@ pub(super) fn translated(
     });
 }
 
-/// Says what an interface did with it.
+/// Reports the result at an interface.
 pub(super) fn sent(
     before: OutputCounters,
     after: OutputCounters,

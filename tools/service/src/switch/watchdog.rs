@@ -1,5 +1,5 @@
-//! Finds out that a module does not return: a loop over its own memory, which the machine
-//! does not see (`tidewall_switch::modules`).
+//! Detects a module that does not return: a loop over its own memory, which the machine
+//! cannot detect (`tidewall_switch::modules`).
 
 use std::io;
 use std::sync::Arc;
@@ -12,27 +12,27 @@ use tidewall_switch::modules::{
     Frame, Lost, MemberView, Members, Module, Modules, Verdict, Windows,
 };
 
-/// Processor time after which an event counts as one that never ends. One takes a
-/// millionth of this; a thread that waits for a processor, or was stopped, uses none.
+/// CPU time after which an event counts as endless. An event takes a millionth of this; a
+/// thread that waits for a processor, or was stopped, uses none.
 const LIMIT: Duration = Duration::from_secs(1);
-/// How often somebody looks.
+/// Interval between checks.
 const LOOK: Duration = Duration::from_millis(100);
 
-/// What the thread that forwards tells the one that looks.
+/// State that the forwarding thread shares with the watchdog.
 #[derive(Default)]
 struct Watch {
-    /// Goes on by one when an event begins and when it ends: odd while one runs.
+    /// Incremented when an event begins and when it ends: odd while one runs.
     events: AtomicU64,
     /// The thread that runs them; 0 before the first.
     thread: AtomicI32,
 }
 
-/// Makes the same modules, watched: when one has taken a second of processor time for one
-/// event, `stuck` is called with that time, once, in a thread of the watchdog's. The thread
-/// that is in the event cannot be stopped; all that can be done is to end the process.
+/// Returns the same modules, watched. When one has used a second of CPU time for one
+/// event, calls `stuck` with that time, once, in a thread of the watchdog. The thread in
+/// the event cannot be stopped; the only remedy is to end the process.
 ///
 /// # Errors
-/// What the system says of a new thread.
+/// The error of creating a thread.
 pub fn watched(
     modules: Box<dyn Modules>,
     stuck: impl FnOnce(Duration) + Send + 'static,
@@ -51,7 +51,8 @@ fn watch(
     std::thread::Builder::new()
         .name("tw-modules".to_owned())
         .spawn(move || {
-            // The event that ran at the last look, and what its thread had used by the first.
+            // The event that ran at the last check, and its thread's CPU time at the
+            // first.
             let mut running = (0, Duration::ZERO);
             while let Some(watch) = looking.upgrade() {
                 let event = watch.events.load(Ordering::Relaxed);
@@ -83,13 +84,14 @@ fn watch(
     }))
 }
 
-/// Processor time that the thread which runs the modules has used (proc_pid_stat(5)).
+/// Returns the CPU time of the thread that runs the modules (proc_pid_stat(5)).
 fn used(watch: &Watch) -> Option<Duration> {
     /// Ticks of those times, on every architecture (USER_HZ).
     const TICK: Duration = Duration::from_millis(10);
     let thread = watch.thread.load(Ordering::Relaxed);
     let text = std::fs::read_to_string(format!("/proc/self/task/{thread}/stat")).ok()?;
-    // Behind the name, which may have any bytes: the state is field 3, utime 14, stime 15.
+    // Behind the name, which may contain any bytes: the state is field 3, utime 14, stime
+    // 15.
     let (_, fields) = text.rsplit_once(')')?;
     let times = fields.split_whitespace().skip(11).take(2);
     let ticks: u32 = times.map_while(|it| it.parse::<u32>().ok()).sum();
@@ -97,7 +99,7 @@ fn used(watch: &Watch) -> Option<Duration> {
 }
 
 impl Watch {
-    /// An event runs until what is returned is dropped, by a panic, too.
+    /// Begins an event, which lasts until the returned value is dropped, also by a panic.
     fn begin(&self) -> Event<'_> {
         self.count();
         Event(self)
@@ -218,7 +220,7 @@ mod tests {
         let begun = Instant::now();
         while begun.elapsed() < 2 * SOME {}
         drop((module, modules));
-        // The one who looks has gone, with nothing found.
+        // The watchdog has ended without a finding.
         let left = finds.recv_timeout(Duration::from_secs(60));
         assert!(left.is_err_and(|it| it == std::sync::mpsc::RecvTimeoutError::Disconnected));
     }

@@ -1,5 +1,5 @@
-//! What the tests of the servers have in common: servers that run while a test
-//! asks them things, and clients that read answers.
+//! Common parts of the servers' tests: servers that run while a test queries them, and
+//! clients that read answers.
 #![allow(dead_code, reason = "each test file uses a part")]
 
 pub mod story;
@@ -20,12 +20,12 @@ use tidewall_service::{Counters, Reader, ServiceCounts, StreamHost};
 
 pub const LOCAL: IpAddr = IpAddr::V4(Ipv4Addr::LOCALHOST);
 
-/// Bytes each of which tells its place.
+/// Returns bytes that each depend on their position.
 pub fn text(length: usize) -> Vec<u8> {
     (0..length).map(|n| (n % 251) as u8).collect()
 }
 
-/// A name for a file or a directory that nobody else has.
+/// Returns a unique name for a file or a directory.
 pub fn path(name: &str) -> PathBuf {
     static NUMBER: AtomicUsize = AtomicUsize::new(0);
     let number = NUMBER.fetch_add(1, Ordering::Relaxed);
@@ -35,7 +35,7 @@ pub fn path(name: &str) -> PathBuf {
 
 // ---- Servers ----------------------------------------------------------------
 
-/// What a server is started with.
+/// The parameters of a server's start.
 pub struct Start<'a> {
     pub counters: &'a Counters,
     pub stop: &'a AtomicBool,
@@ -49,15 +49,15 @@ impl Start<'_> {
     }
 }
 
-/// A server that runs.
+/// A running server.
 pub struct Running<'a> {
     pub address: SocketAddr,
     pub counts: &'a Reader,
     pub stop: &'a AtomicBool,
 }
 
-/// Sets it at the end, a panic's included: a server that is not asked to stop
-/// keeps the test from failing.
+/// Sets the flag at the end, also of a panic: a server that is not asked to stop would
+/// keep the test from failing.
 struct StopAtEnd<'a>(&'a AtomicBool);
 
 impl Drop for StopAtEnd<'_> {
@@ -66,8 +66,8 @@ impl Drop for StopAtEnd<'_> {
     }
 }
 
-/// Runs what `serve` serves, `services` of them, while `during` does; it must
-/// stop `within` that time.
+/// Runs the services of `serve`, `services` of them, while `during` runs; it must stop
+/// `within` that time.
 pub fn running(
     services: usize,
     within: Duration,
@@ -133,7 +133,7 @@ impl Running<'_> {
         format!("http://{}{path}", self.address)
     }
 
-    /// curl through it, where it is a proxy.
+    /// Runs curl through it, if it is a proxy.
     pub fn curl(&self, arguments: &[&str]) -> (i32, Vec<u8>) {
         let output = Command::new("curl")
             .args(["-s", "-m", "10", "-x", &self.url("")])
@@ -143,7 +143,7 @@ impl Running<'_> {
         (output.status.code().unwrap_or(-1), output.stdout)
     }
 
-    /// What the first service has counted.
+    /// Returns the counts of the first service.
     pub fn service(&self) -> ServiceCounts {
         self.counts.read()[0]
     }
@@ -152,8 +152,8 @@ impl Running<'_> {
         self.counts.proxy()
     }
 
-    /// Waits until the counts are as they should be: they are written down
-    /// once a turn, which an answer may overtake.
+    /// Waits until the counts are as expected: they are updated once per turn, which an
+    /// answer may overtake.
     pub fn until(&self, what: &str, holds: impl Fn(&ProxyCounts, &Reader) -> bool) {
         let deadline = Instant::now() + Duration::from_secs(10);
         while !holds(&self.proxy(), self.counts) {
@@ -170,7 +170,7 @@ impl Running<'_> {
 
 // ---- Clients ----------------------------------------------------------------
 
-/// A response as a client has read it.
+/// A response as read by a client.
 pub struct Response {
     pub status: u16,
     pub head: String,

@@ -1,5 +1,5 @@
-//! One story for every host of either stack: a web server, a proxy before it,
-//! and a client that asks many things among many idle ones.
+//! One story for every host of either stack: a web server, a proxy in front of it, and a
+//! client that makes many requests among many idle ones.
 
 use std::fs;
 use std::io::{Read, Write};
@@ -20,7 +20,7 @@ pub trait Client: Read + Write {
     fn end(&mut self);
 }
 
-/// Where it takes place.
+/// The addresses and sizes of the story.
 #[derive(Clone, Copy, Debug)]
 pub struct Stage {
     /// The web server's address.
@@ -85,7 +85,7 @@ fn run_stage<C: Client>(stage: Stage, proxy: &Running<'_>, connect: impl Fn() ->
     for _ in 0..20 {
         small(&mut warm);
     }
-    // A connection for each, as the paper's clients have.
+    // One connection for each, like the paper's clients.
     for _ in 0..20 {
         small(&mut connect());
     }
@@ -98,14 +98,14 @@ fn run_stage<C: Client>(stage: Stage, proxy: &Running<'_>, connect: impl Fn() ->
         uses.upstream_connections == 42 && uses.upstream_open == 0
     });
     assert_eq!(proxy.proxy().upstream_errors, 0);
-    // The cold ones leave, and their numbers are used again.
+    // The cold ones leave, and their descriptors are reused.
     drop(cold);
     open("all are gone", 1);
     let mut again: Vec<C> = (0..stage.cold / 2).map(|_| connect()).collect();
     for stream in again.iter_mut().step_by(10) {
         small(stream);
     }
-    // A client that ends its side is answered, and let go.
+    // A client that ends its side is answered, and disconnected.
     let request = b"GET /a.txt HTTP/1.1\r\nHost: x\r\n\r\n";
     warm.write_all(request).unwrap();
     warm.end();
@@ -116,7 +116,7 @@ fn run_stage<C: Client>(stage: Stage, proxy: &Running<'_>, connect: impl Fn() ->
     open("nobody is left", 0);
 }
 
-/// Nobody listens at `origin`: the proxy on `host` says so.
+/// `origin` has no listener: the proxy on `host` reports that.
 pub fn an_absent_origin<H: StreamHost, C: Client>(
     address: IpAddr,
     origin: SocketAddr,

@@ -1,9 +1,9 @@
-//! Who may use a forward proxy, and where it goes for them.
+//! The permitted clients of a forward proxy, and its permitted destinations.
 
 use super::origin::{Origin, reply};
 use super::*;
 
-/// The status of the answer to a GET through a proxy.
+/// Returns the status of the answer to a GET through a proxy.
 fn status_of(spec: &Spec, url: &str) -> u16 {
     let mut status = 0;
     proxying(spec, |proxy| {
@@ -32,12 +32,12 @@ fn the_inside_is_not_reached_by_address_or_name() {
         assert_eq!(status_of(&Spec::new(0, None), &url), 403, "{host}");
     }
     assert_eq!(origin.connections(), 0);
-    // Where it is allowed by address the name leads there, too.
+    // If the address is permitted, so is a name that leads there.
     for host in ["127.0.0.1", "localhost"] {
         let url = format!("http://{host}:{port}/");
         assert_eq!(status_of(&forward(), &url), 200, "{host}");
     }
-    // A reverse proxy goes where it was set to.
+    // A reverse proxy connects to its configured origin.
     assert_eq!(status_of(&Spec::new(0, Some(origin.address)), "/"), 200);
 }
 

@@ -53,7 +53,7 @@ pub fn curl_through<H: StreamHost>(host: impl FnOnce() -> H + Send) {
             assert!(head.starts_with("HTTP/1.1 200 OK\r\n"), "{head}");
             assert!(head.contains("Content-Length: 1259\r\n"), "{head}");
             fs::write(root.join("a.txt"), "changed").unwrap();
-            // The web server looks at a file again after a second.
+            // The web server checks a file again after a second.
             let deadline = Instant::now() + Duration::from_secs(5);
             while proxy.curl(&[&url]) != (0, b"changed".to_vec()) {
                 assert!(Instant::now() < deadline, "the old version goes on");
@@ -206,7 +206,7 @@ fn an_origin_of_http_1_0() {
 
 #[test]
 fn content_of_clients_goes_through() {
-    // It says how much came, and of what form.
+    // It reports how much arrived, and in what form.
     let origin = Origin::new(|asked, stream| {
         let _ = stream.write_all(b"HTTP/1.1 103 Early Hints\r\nX: y\r\n\r\n");
         let mut body = Vec::new();
@@ -268,7 +268,7 @@ fn pipelined_requests_are_answered_in_order() {
             .map(|n| format!("GET /{n} HTTP/1.1\r\nHost: x\r\n\r\n"))
             .collect();
         stream.write_all(requests.as_bytes()).unwrap();
-        // Who ends its side still gets what it has asked for.
+        // A client that ends its side still receives the answers to its requests.
         stream.shutdown(Shutdown::Write).unwrap();
         for n in order {
             let got = response(&mut stream, true).unwrap();

@@ -48,8 +48,8 @@ fn answers_of_any_size_with_each_host() {
     answers_large_and_small(poll);
 }
 
-/// More connections than an `fd_set` of the C library holds, all idle, and one
-/// that is not.
+/// More connections than an `fd_set` of the C library holds, all idle, and one that is
+/// not.
 fn cold<H: StreamHost>(host: impl FnOnce() -> H + Send) {
     let stage = Stage {
         web: LOCAL,

@@ -22,7 +22,7 @@ use tidewall_service::http::proxy::Spec;
 use tidewall_service::http::proxy::access::Access;
 use tidewall_service::{Reader, StreamHost};
 
-/// A forward proxy that may go to the origins here, which are on loopback.
+/// Returns a forward proxy that may connect to the origins here, which are on loopback.
 fn forward() -> Spec {
     let destinations = vec!["127.0.0.0/8".parse().unwrap()];
     let access = Access {

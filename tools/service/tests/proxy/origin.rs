@@ -9,8 +9,8 @@ use std::time::Duration;
 
 use super::common::{self, LOCAL};
 
-/// What an origin does with a request: gets its head and the connection, and
-/// says whether the connection goes on.
+/// An origin's treatment of a request: receives its head and the connection, and returns
+/// whether the connection persists.
 pub type Handler = dyn Fn(&Asked<'_>, &mut TcpStream) -> bool + Send + Sync;
 
 /// A request as an origin sees it.
@@ -68,7 +68,7 @@ impl Origin {
         origin
     }
 
-    /// One that answers each request with `reply`, in full.
+    /// Creates one that answers each request with `reply`, in full.
     pub fn saying(reply: impl Into<Vec<u8>>) -> Self {
         let reply = reply.into();
         Origin::new(move |_, stream| stream.write_all(&reply).is_ok())
@@ -82,7 +82,7 @@ impl Origin {
         self.connections.load(Ordering::Relaxed)
     }
 
-    /// The heads that have come.
+    /// Returns the heads received.
     pub fn heads(&self) -> Vec<String> {
         self.heads.lock().unwrap().clone()
     }
@@ -112,7 +112,7 @@ fn converse(mut stream: TcpStream, handler: &Arc<Handler>, heads: &Mutex<Vec<Str
     }
 }
 
-/// A response with a length.
+/// Returns a response with a length.
 pub fn reply(status: &str, fields: &str, body: &[u8]) -> Vec<u8> {
     let mut reply = format!(
         "HTTP/1.1 {status}\r\n{fields}Content-Length: {}\r\n\r\n",

@@ -1,5 +1,5 @@
-//! Clients that send or read as slowly as they can: what they hold meanwhile.
-//! A client's connection without sockets, with a clock that is set.
+//! Clients that send or read as slowly as they can, and the resources that they occupy
+//! meanwhile. A client's connection without sockets, with a simulated clock.
 
 use std::net::{IpAddr, Ipv4Addr};
 
@@ -36,7 +36,7 @@ impl Client {
         self.session.receive(bytes, &mut self.shared);
     }
 
-    /// Sends the head of a request with so many bytes of content.
+    /// Sends the head of a request with this many bytes of content.
     fn post(&mut self, length: usize, fields: &str) {
         let head =
             format!("POST / HTTP/1.1\r\nHost: x\r\n{fields}Content-Length: {length}\r\n\r\n");
@@ -47,7 +47,7 @@ impl Client {
         self.session.wants_upstream().is_some()
     }
 
-    /// Gives it a connection to the origin, which takes all.
+    /// Assigns it a connection to the origin, which accepts everything.
     fn pass_on(&mut self) -> String {
         assert!(self.wants_upstream());
         self.session.connecting();
@@ -55,7 +55,7 @@ impl Client {
         self.taken()
     }
 
-    /// What the origin takes.
+    /// Returns the bytes that the origin accepts.
     fn taken(&mut self) -> String {
         let mut all = Vec::new();
         loop {
@@ -68,7 +68,7 @@ impl Client {
         }
     }
 
-    /// Lets time go by to the next deadline, `most` at most.
+    /// Advances the time to the next deadline, at most by `most`.
     fn wait(&mut self, most: Duration) {
         let due = self.session.deadline(&self.shared);
         let now = self.shared.clock.now();
@@ -105,7 +105,7 @@ fn memory_for_what_is_collected_is_bounded() {
         buffered_bytes: 1000,
         ..UpstreamLimits::default()
     });
-    // As much again for each: what is done with is given back.
+    // As much again for each: finished memory is returned.
     for _ in 0..3 {
         client.post(1000, "");
         client.send(&[b'x'; 1000]);
@@ -147,7 +147,7 @@ fn who_waits_for_a_word_before_sending_gets_it() {
     assert!(!client.pass_on().contains("Expect"));
 }
 
-/// A byte every so often.
+/// One byte at regular intervals.
 #[test]
 fn a_post_that_drips_is_ended() {
     let mut client = Client::new(UpstreamLimits::default());

@@ -1,4 +1,4 @@
-//! Slow, broken and absent origins; clients that go away.
+//! Slow, broken and absent origins; clients that disconnect.
 
 use std::net::TcpListener;
 
@@ -16,7 +16,7 @@ fn status_from(origin: &Origin) -> u16 {
     proxying(&Spec::new(0, Some(origin.address)), |proxy| {
         let mut stream = proxy.connect();
         status = get(&mut stream, "/", "").status;
-        // The client's connection is none the worse for it.
+        // The client's connection is unaffected.
         assert_eq!(get(&mut stream, "/", "").status, status);
         proxy.until("counts", |uses, _| {
             uses.upstream_errors == 2 && uses.upstream_open == 0
@@ -47,7 +47,7 @@ fn an_origin_that_makes_no_sense_is_a_bad_gateway() {
 
 #[test]
 fn an_absent_origin_is_a_bad_gateway() {
-    // Nobody listens at a port that was just given back.
+    // A port that was just released has no listener.
     let address = TcpListener::bind((LOCAL, 0)).unwrap().local_addr().unwrap();
     proxying(&Spec::new(0, Some(address)), |proxy| {
         let mut stream = proxy.connect();
@@ -77,7 +77,7 @@ fn a_slow_origin_is_waited_for_so_long() {
             uses.upstream_errors == 1 && uses.upstream_open == 0
         });
     });
-    // One that stops in the middle: the client sees that it is not whole.
+    // If it stops in the middle, the client sees that the answer is incomplete.
     let half = Origin::new(|_, stream| {
         let _ =
             stream.write_all(b"HTTP/1.1 200 OK\r\nContent-Length: 10\r\nETag: \"e\"\r\n\r\nhalf");
@@ -167,11 +167,11 @@ fn a_client_that_goes_away_takes_its_exchange_with_it() {
             .write_all(b"GET /large HTTP/1.1\r\nHost: x\r\n\r\n")
             .unwrap();
         stream.read_exact(&mut [0; 100]).unwrap();
-        // Closing on what has not been read resets the connection.
+        // Closing with unread data resets the connection.
         drop(stream);
         proxy.until("a reset is seen at once", gone);
-        // An end is not: it may be of the client's side only. So the exchange
-        // has its time.
+        // An end does not: it may concern only the client's side. So the exchange has its
+        // time.
         let mut stream = proxy.connect();
         stream
             .write_all(b"GET /silent HTTP/1.1\r\nHost: x\r\n\r\n")
@@ -253,7 +253,7 @@ pub fn finishes<H: StreamHost>(host: impl FnOnce() -> H + Send) {
         asked.recv_timeout(Duration::from_secs(5)).unwrap();
         proxy.stop.store(true, Ordering::Relaxed);
         assert_eq!(idle.read(&mut [0]).unwrap(), 0);
-        // It goes on waiting, without its listener, for a few turns.
+        // It continues to wait, without its listener, for a few turns.
         let turns = proxy.counts.iterations();
         proxy.until("turns", |_, reader| reader.iterations() > turns + 1);
         go.send(()).unwrap();
@@ -287,7 +287,7 @@ fn a_complete_answer_is_not_lost_with_the_next() {
         assert!(rest.contains("Content-Length: 9\r\n"), "{rest}");
         assert!(rest.ends_with("half"), "all that there was: {rest}");
     });
-    // Nor with a request that its client gives up.
+    // Nor does a request that its client gives up.
     let origin = Origin::new(move |asked, stream| match asked.path() {
         "/good" => stream.write_all(&reply("200 OK", "", b"good")).is_ok(),
         path => panic!("{path} is not complete"),

@@ -11,26 +11,26 @@ use super::stream::Stream;
 use super::{FlowId, LinkId};
 use crate::random::Random;
 
-/// What an application does.
+/// The behaviour of an application.
 #[derive(Clone, Copy, Debug)]
 pub enum Application {
-    /// The client sends on one connection: so many bytes, after which it closes,
-    /// or without end.
+    /// The client sends on one connection: a number of bytes, after which it closes, or
+    /// without end.
     Bulk {
-        /// None: without end.
+        /// `None`: without end.
         bytes: Option<u64>,
     },
-    /// The client asks, the server answers, again and again, one at a time.
+    /// The client asks and the server answers, again and again, one exchange at a time.
     Exchange {
         /// Bytes of a request.
         request: u64,
         /// Bytes of an answer.
         response: u64,
-        /// How many.
+        /// Number of exchanges.
         count: u32,
-        /// From the end of one to the beginning of the next.
+        /// Time from the end of one exchange to the beginning of the next.
         pause: Duration,
-        /// On one connection; otherwise each on a new one, which the server
+        /// Keep one connection; otherwise each exchange has a new one, which the server
         /// closes.
         keep: bool,
     },
@@ -39,9 +39,9 @@ pub enum Application {
 /// How an application reads.
 #[derive(Clone, Copy, Debug)]
 pub struct Reading {
-    /// Bytes at a time; not zero.
+    /// Bytes per read; not zero.
     pub at_once: usize,
-    /// How long it then does something else.
+    /// Pause between reads.
     pub pause: Duration,
 }
 
@@ -54,31 +54,31 @@ impl Default for Reading {
     }
 }
 
-/// A flow to be.
+/// The setup of a flow.
 #[derive(Clone, Debug)]
 pub struct Setup {
-    /// The client's engine.
+    /// Configuration of the client's engine.
     pub client: Config,
-    /// The server's.
+    /// Configuration of the server's engine.
     pub server: Config,
-    /// The links from client to server, in the order of the way.
+    /// The links from client to server, in order.
     pub forward: Vec<LinkId>,
-    /// Those back.
+    /// The links from server to client, in order.
     pub back: Vec<LinkId>,
-    /// What is talked.
+    /// The application protocol.
     pub application: Application,
-    /// When it begins.
+    /// The start time.
     pub start: Duration,
     /// How both hosts read.
     pub reading: Reading,
-    /// Bytes that may wait in front of each host's first link; what is more is
-    /// refused, and tried again when half of it has left: a device's queue.
+    /// Limit of bytes that wait in front of each host's first link, like a device's
+    /// queue. Packets beyond it are refused, and retried when half of it has left.
     pub device_queue: Option<u32>,
 }
 
 impl Setup {
-    /// A flow from the beginning on, both of whose ends have the same engine, read at
-    /// once, and send into links without a device's queue in front.
+    /// A flow that begins at zero. Both ends have the same engine, read at once, and send
+    /// into links without a device queue in front.
     pub fn new(config: Config, forward: LinkId, back: LinkId, application: Application) -> Self {
         Setup {
             client: config,
@@ -93,29 +93,29 @@ impl Setup {
     }
 }
 
-/// What came of a flow so far.
+/// The results of a flow so far.
 #[derive(Clone, Debug)]
 pub struct Report {
     /// Bytes that the server's application has read.
     pub uploaded: u64,
     /// Bytes that the client's application has read.
     pub downloaded: u64,
-    /// How long each exchange took, from its beginning (on a new connection,
-    /// from the SYN) to the last byte read; of a bulk with an end, its one time.
+    /// Duration of each exchange, from its beginning (on a new connection, from the SYN)
+    /// to the last byte read. For a bulk with an end, its total time.
     pub completions: Vec<Duration>,
     /// Segments that both hosts have retransmitted.
     pub retransmissions: u64,
     /// Retransmission timeouts of both hosts.
     pub timeouts: u64,
-    /// Times that both hosts entered fast recovery.
+    /// How often both hosts entered fast recovery.
     pub fast_recoveries: u64,
     /// Segments that both hosts have sent, bursts counted once.
     pub segments_sent: u64,
-    /// Times that the device refused.
+    /// How often the device refused packets.
     pub refusals: u64,
-    /// Numbers of the client's connection as it is.
+    /// Current statistics of the client's connection.
     pub client: Option<Info>,
-    /// Numbers of the server's.
+    /// Current statistics of the server's connection.
     pub server: Option<Info>,
     /// Nothing is left to do.
     pub done: bool,
@@ -127,11 +127,11 @@ pub(super) struct Flow {
     pub(super) refusals: u64,
     id: FlowId,
     connections: u32,
-    /// When the next connection, or exchange, begins.
+    /// Start of the next connection, or exchange.
     next: Option<Duration>,
-    /// When the exchange of now has begun.
+    /// Start of the current exchange.
     begun: Duration,
-    /// Exchanges that have begun on this connection.
+    /// Exchanges begun on this connection.
     asked: u64,
     completions: Vec<Duration>,
     done: bool,
@@ -162,8 +162,8 @@ impl Flow {
             let [_, high, middle, low] = number.to_be_bytes();
             Ipv4Addr::new(network, high, middle, low)
         };
-        // A range of ports that no run exhausts while packets of a former
-        // connection are under way.
+        // A range of ports that no run exhausts while packets of an earlier connection
+        // are in transit.
         let port = 1024 + (self.connections % 60_000) as u16;
         let client = SocketAddr::from((host(10), port));
         let server = SocketAddr::from((host(11), 80));
@@ -179,7 +179,7 @@ impl Flow {
         }
     }
 
-    /// When something is to be done, if nothing comes before.
+    /// When the flow must act, if nothing happens before.
     pub(super) fn wake(&self) -> Option<Duration> {
         let [client, server] = &self.hosts;
         let dirty = client.dirty || server.dirty;
@@ -192,7 +192,7 @@ impl Flow {
         waits.into_iter().flatten().min()
     }
 
-    /// Begins what is to begin now.
+    /// Begins a connection or exchange that is due.
     pub(super) fn begin(&mut self, now: Duration, time: Time, random: &mut Random) {
         if self.next.is_none_or(|at| at > now) {
             return;
@@ -222,7 +222,7 @@ impl Flow {
         client.connection = Some(connection);
     }
 
-    /// What the application wants of a host, given what it has read.
+    /// The application's goal for a host, given the bytes it has read.
     pub(super) fn goal(&self, side: Side) -> Goal {
         let host = &self.hosts[side as usize];
         let (written, close) = match (self.setup.application, side) {
@@ -258,7 +258,7 @@ impl Flow {
         Goal { written, close }
     }
 
-    /// Notes what is complete, and what comes next.
+    /// Records completed exchanges, and schedules the next.
     pub(super) fn advance(&mut self, now: Duration) {
         let [client, server] = &self.hosts;
         let over = client.is_over() && server.is_over();
@@ -293,7 +293,7 @@ impl Flow {
             }
         }
         if self.done {
-            // Nothing that is left to these connections matters.
+            // The remaining work of these connections does not matter.
             for host in &mut self.hosts {
                 host.wake = None;
                 host.dirty = false;

@@ -1,4 +1,4 @@
-//! One host of a flow: the engine, and reading and writing above it.
+//! One host of a flow: the engine, and the reading and writing application above it.
 
 use std::time::Duration;
 
@@ -12,26 +12,26 @@ use super::stream::Stream;
 use super::{FlowId, Reading};
 use crate::random::Random;
 
-/// What the application above a host wants of it.
+/// The goal of the application above a host.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Goal {
-    /// Bytes to have written since the connection began.
+    /// Bytes that must have been written since the connection began.
     pub(super) written: u64,
-    /// To close once they are.
+    /// Whether to close after that.
     pub(super) close: bool,
 }
 
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) enum HostError {
-    /// Bytes came that were not sent, or not there.
+    /// Bytes arrived that were not sent, or not at that position.
     Corrupt,
     /// The connection failed.
     Failed(Errno),
-    /// The engine wants to send, and does not.
+    /// The engine requests output, but sends nothing.
     Stuck,
 }
 
-/// Counts of the connections that a host has had.
+/// Sums over the connections of a host.
 #[derive(Clone, Copy, Default, Debug)]
 pub(super) struct Totals {
     pub(super) retransmissions: u64,
@@ -51,7 +51,7 @@ impl Totals {
 
 pub(super) struct Host {
     pub(super) config: Config,
-    /// The server's.
+    /// The server's listener.
     listener: Option<Listener>,
     pub(super) connection: Option<Connection>,
     outgoing: Stream,
@@ -63,14 +63,14 @@ pub(super) struct Host {
     /// The end of the stream was read.
     pub(super) ended: bool,
     next_read: Duration,
-    /// The device has no room until then.
+    /// The device has no room until this time.
     pub(super) blocked: Option<Duration>,
-    /// When this host must be looked at, if nothing comes before.
+    /// When this host must be examined, if nothing happens before.
     pub(super) wake: Option<Duration>,
-    /// Something came.
+    /// A packet has arrived.
     pub(super) dirty: bool,
     pub(super) totals: Totals,
-    /// Read on earlier connections.
+    /// Bytes read on earlier connections.
     pub(super) read_before: u64,
 }
 
@@ -107,7 +107,7 @@ impl Host {
         }
     }
 
-    /// Makes ready for another connection.
+    /// Prepares for another connection.
     pub(super) fn reset(&mut self, outgoing: Stream, incoming: Stream) {
         if let Some(connection) = self.connection.take() {
             self.totals.add(&connection.info());
@@ -130,7 +130,7 @@ impl Host {
         self.ended && matches!(state, Some(State::Closed | State::TimeWait))
     }
 
-    /// A segment has come; what the listener answers at once goes to `emit`.
+    /// Processes a segment; an immediate answer of the listener goes to `emit`.
     pub(super) fn input(
         &mut self,
         segment: &Segment<'_>,
@@ -156,7 +156,7 @@ impl Host {
         }
     }
 
-    /// Fires what has expired.
+    /// Runs expired timers.
     pub(super) fn expire(&mut self, time: Time, id: FlowId, emit: &mut dyn FnMut(Packet)) {
         if let Some(listener) = &mut self.listener
             && listener.next_timeout().is_some_and(|at| at <= time)
@@ -173,7 +173,7 @@ impl Host {
         }
     }
 
-    /// Reads what there is and may be read.
+    /// Reads the available data, as far as permitted.
     pub(super) fn receive(&mut self, now: Duration, reading: Reading) -> Result<(), HostError> {
         let Some(connection) = &mut self.connection else {
             return Ok(());
@@ -202,7 +202,7 @@ impl Host {
         Ok(())
     }
 
-    /// Writes what is to be written and fits, and closes after it.
+    /// Writes as much of the goal as fits, and closes after it.
     pub(super) fn transmit(&mut self, goal: Goal, time: Time) -> Result<(), HostError> {
         let Some(connection) = &mut self.connection else {
             return Ok(());
@@ -228,8 +228,8 @@ impl Host {
         Ok(())
     }
 
-    /// Sends what may be sent; false when the device, which has `room` for so
-    /// many bytes, refused some.
+    /// Sends what may be sent. Returns false when the device, which has room for `room`
+    /// bytes, refused some.
     pub(super) fn output(
         &mut self,
         time: Time,
@@ -251,7 +251,7 @@ impl Host {
                     refused = true;
                     return false;
                 }
-                // The last burst may go beyond.
+                // The last burst may exceed the room.
                 *room = room.saturating_sub(outgoing.payload_len() as u64 + 60);
             }
             cut(id, side, outgoing, emit);
@@ -263,8 +263,7 @@ impl Host {
         Ok(!refused)
     }
 
-    /// Works out when this end must be looked at, `epoch` being what its clock is
-    /// ahead.
+    /// Computes when this end must be examined; `epoch` is how far its clock is ahead.
     pub(super) fn plan(&mut self, now: Duration, epoch: Duration) {
         let connection = self.connection.as_ref();
         let timer = connection.and_then(Connection::next_timeout);

@@ -6,10 +6,9 @@
 //!  write, read   Listener       device  each direction        compared byte by byte
 //! ```
 //!
-//! Everything is processed in one order, that of time and then of creation, and
-//! every draw comes from the network's seed: the same seed has the same outcome.
-//! What arrives at a host at the same instant is given to it together, as a
-//! device does.
+//! Everything is processed in one order: by time, then by creation. Every draw comes from
+//! the network's seed, so the same seed gives the same result. Packets that arrive at a
+//! host at the same instant are passed to it together, as a device does.
 
 mod flow;
 mod host;
@@ -30,10 +29,10 @@ use flow::Flow;
 use host::HostError;
 use packet::{Packet, Side};
 
-/// What the engines' clock shows when a network's shows zero.
+/// The engines' clock at a network's time zero.
 const EPOCH: Duration = Duration::from_secs(10_000);
 
-/// Events at one instant beyond which nothing moves any more.
+/// Events at one instant above which the network counts as stuck.
 const INSTANT_MAX: u32 = 100_000;
 
 /// One direction of a link of a [`Network`].
@@ -47,28 +46,28 @@ pub struct FlowId(pub(crate) usize);
 /// Why a run was ended.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, thiserror::Error)]
 pub enum Failure {
-    /// An application read what its peer did not write there.
+    /// An application read data that differs from its peer's.
     #[error("{flow:?} read wrong bytes at {at:?}")]
     Corrupt {
-        /// Whose.
+        /// The flow.
         flow: FlowId,
-        /// When.
+        /// The time.
         at: Duration,
     },
     /// A connection failed.
     #[error("{flow:?} failed at {at:?}: {error:?}")]
     Connection {
-        /// Whose.
+        /// The flow.
         flow: FlowId,
-        /// When.
+        /// The time.
         at: Duration,
-        /// What its application got.
+        /// The application's error.
         error: Errno,
     },
-    /// An engine asks for output or a timeout at once, again and again.
+    /// An engine requests output or a timeout at once, again and again.
     #[error("an engine runs in circles at {at:?}")]
     Stuck {
-        /// When.
+        /// The time.
         at: Duration,
     },
 }
@@ -78,17 +77,16 @@ pub struct Network {
     now: Duration,
     random: Random,
     links: Vec<Link<Packet>>,
-    /// Of the links that are watched: how long each packet waited, in
-    /// microseconds.
+    /// For each watched link: how long each packet waited, in microseconds.
     waits: Vec<Option<Vec<u32>>>,
     flows: Vec<Flow>,
-    /// Kept for its memory.
+    /// Kept to reuse its memory.
     outbox: Vec<Packet>,
     trace_entries: Option<Vec<TraceEntry>>,
 }
 
 impl Network {
-    /// Nothing, at zero.
+    /// An empty network at time zero.
     #[must_use]
     pub fn new(seed: u64) -> Self {
         Self {
@@ -116,19 +114,19 @@ impl Network {
         id
     }
 
-    /// Notes from now on how long packets wait for a link's transmitter.
+    /// Records from now on how long packets wait for a link's transmitter.
     pub fn watch(&mut self, link: LinkId) {
         if let Some(waits) = self.waits.get_mut(link.0) {
             *waits = Some(Vec::new());
         }
     }
 
-    /// Notes from now on every segment that a host sends or receives.
+    /// Records from now on every segment that a host sends or receives.
     pub fn trace(&mut self) {
         self.trace_entries = Some(Vec::new());
     }
 
-    /// What was noted since [`Network::trace`], in the order of time.
+    /// The records since [`Network::trace`], in the order of time.
     pub fn trace_entries(&self) -> &[TraceEntry] {
         self.trace_entries.as_deref().unwrap_or_default()
     }
@@ -153,13 +151,13 @@ impl Network {
         waits.unwrap_or_default()
     }
 
-    /// What happened on a link so far.
+    /// The counters of a link so far.
     pub fn counters(&self, link: LinkId) -> Counters {
         let link = self.links.get(link.0);
         link.map(Link::counters).unwrap_or_default()
     }
 
-    /// What came of a flow so far; of no flow of this network, nothing.
+    /// The results of a flow so far; `None` for a flow of another network.
     pub fn report(&self, flow: FlowId) -> Option<Report> {
         self.flows.get(flow.0).map(Flow::report)
     }
@@ -172,7 +170,7 @@ impl Network {
     /// Runs until a time, or until every flow is done.
     ///
     /// # Errors
-    /// See [`Failure`]; the network is then of no further use.
+    /// See [`Failure`]; the network is then unusable.
     pub fn run(&mut self, until: Duration) -> Result<(), Failure> {
         let mut events = 0;
         loop {
@@ -243,7 +241,7 @@ impl Network {
         let header = &packet.header;
         let current = [header.destination_port, header.source_port]
             == [addresses.local.port(), addresses.remote.port()];
-        // One that is late has no connection any more.
+        // A late packet has no connection any more.
         if !current || flow.is_done() || flow.is_waiting() {
             return;
         }
@@ -270,7 +268,7 @@ impl Network {
         self.outbox = outbox;
     }
 
-    /// Lets a flow do what it can do now.
+    /// Makes a flow do everything that it can do now.
     fn work(&mut self, index: usize) -> Result<(), Failure> {
         let (now, time, id) = (self.now, EPOCH + self.now, FlowId(index));
         let flow = &mut self.flows[index];

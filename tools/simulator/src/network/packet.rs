@@ -37,14 +37,14 @@ pub(super) struct Packet {
 }
 
 impl Packet {
-    /// As on the wire, from the IP header on.
+    /// Length on the wire, from the IP header on.
     pub(super) fn bytes(&self) -> u32 {
         (ipv4::HEADER_LEN + self.header.header_len() + self.payload.len()) as u32
     }
 }
 
-/// Cuts what offloading has left together, as a device does: PSH and FIN are the
-/// last segment's, CWR is the first's (RFC 3168 §6.1.2 counts segments).
+/// Cuts a burst that offloading left whole, as a device does. The last segment carries
+/// PSH and FIN, the first carries CWR (RFC 3168 §6.1.2 counts segments).
 pub(super) fn cut(flow: FlowId, from: Side, outgoing: &Outgoing<'_>, emit: &mut dyn FnMut(Packet)) {
     let size = usize::from(outgoing.segment_size).max(1);
     let [first, second] = outgoing.payload;
@@ -85,7 +85,7 @@ pub(super) fn cut(flow: FlowId, from: Side, outgoing: &Outgoing<'_>, emit: &mut 
     }
 }
 
-/// What of `bytes` lies between two places, which may lie beyond its end.
+/// The part of `bytes` between two positions, which may lie beyond its end.
 fn slice(bytes: &[u8], from: usize, to: usize) -> &[u8] {
     let to = to.min(bytes.len());
     bytes.get(from.min(to)..to).unwrap_or_default()

@@ -1,14 +1,14 @@
-//! Streams of bytes that differ from place to place and from flow to flow, so
-//! that a byte at the wrong place shows.
+//! Streams of bytes that differ from position to position and from flow to flow, so that
+//! a misplaced byte is detected.
 
 use std::sync::LazyLock;
 
 use crate::random::Random;
 
-/// A prime: no power of two, and no segment size, divides it.
+/// A prime: neither a power of two nor a segment size divides it.
 const PERIOD: usize = 65_521;
 
-/// Two periods, so that any period's worth lies in one piece.
+/// Two periods, so that any bytes of one period's length are contiguous.
 static BYTES: LazyLock<Vec<u8>> = LazyLock::new(|| {
     let mut random = Random::new(0x7469_6465_7761_6c6c);
     let period: Vec<u8> = (0..PERIOD).map(|_| random.bits() as u8).collect();
@@ -28,14 +28,14 @@ impl Stream {
         }
     }
 
-    /// The bytes from an offset on: as many as asked for, or a period.
+    /// The bytes from an offset on: as many as requested, or a period.
     pub(super) fn at(self, offset: u64, length: u64) -> &'static [u8] {
         let from = ((self.start + offset % PERIOD as u64) % PERIOD as u64) as usize;
         let length = length.min(PERIOD as u64) as usize;
         BYTES.get(from..from + length).unwrap_or_default()
     }
 
-    /// Whether these are the bytes from an offset on.
+    /// Whether the bytes are those from an offset on.
     pub(super) fn matches(self, mut offset: u64, mut bytes: &[u8]) -> bool {
         while !bytes.is_empty() {
             let expected = self.at(offset, bytes.len() as u64);

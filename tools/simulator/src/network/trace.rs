@@ -1,4 +1,4 @@
-//! What a network's hosts send and receive, for people who look for the reason.
+//! The segments that a network's hosts send and receive, for finding causes.
 
 use std::fmt;
 use std::time::Duration;
@@ -7,16 +7,16 @@ use tidewall_wire::tcp::{Flags, Header};
 
 use super::FlowId;
 
-/// A segment that was seen at its sender or its receiver.
+/// A segment as seen at its sender or its receiver.
 #[derive(Clone, Debug)]
 pub struct TraceEntry {
-    /// When.
+    /// The time.
     pub at: Duration,
-    /// Whose.
+    /// The flow.
     pub flow: FlowId,
-    /// The client has sent it; otherwise the server.
+    /// True if the client sent it; otherwise the server did.
     pub from_client: bool,
-    /// It has arrived; otherwise it was sent.
+    /// True if it has arrived; otherwise it was sent.
     pub arrived: bool,
     /// Its header.
     pub header: Header,

@@ -1,4 +1,4 @@
-//! One bulk flow whose acknowledgments are lost, thinned out or slow.
+//! One bulk flow whose acknowledgments are lost, thinned out or delayed.
 
 use tidewall_simulator::link::{Impairment, Loss, Pause, Queue, Thin};
 

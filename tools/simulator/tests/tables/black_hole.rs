@@ -1,4 +1,4 @@
-//! A path that swallows long packets and tells nobody.
+//! A path that silently drops long packets.
 
 use tidewall_protocol::tcp::{Config, MtuProbing};
 use tidewall_simulator::link::Impairment;

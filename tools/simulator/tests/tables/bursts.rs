@@ -29,12 +29,12 @@ fn bursts() {
             let path = Path {
                 forward: Impairment {
                     loss: Loss::GilbertElliott {
-                        // Of the stationary distribution.
+                        // From the stationary distribution.
                         to_bad: loss * to_good / (1.0 - loss),
                         to_good,
                         loss_good: 0.0,
                         loss_bad: 1.0,
-                        // What a packet takes at the link's rate.
+                        // Transmission time of a packet at the link's rate.
                         slot: 240 * US,
                     },
                     ..Impairment::default()

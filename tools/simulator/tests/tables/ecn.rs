@@ -1,4 +1,4 @@
-//! A bottleneck that marks packets instead of waiting until it drops them.
+//! A bottleneck that marks packets before it must drop them.
 
 use tidewall_protocol::tcp::{Config, Ecn};
 use tidewall_simulator::link::{Impairment, Queue};

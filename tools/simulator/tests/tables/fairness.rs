@@ -1,4 +1,4 @@
-//! Several flows of one bottleneck.
+//! Several flows on one bottleneck.
 
 use std::time::Duration;
 
@@ -9,15 +9,16 @@ use tidewall_simulator::network::{Network, Setup};
 use crate::scenario::{BULK, MS, Path, SECOND, US, engines, names, report, run};
 use crate::table::{Table, head, median};
 
-/// Jain's index (RFC 5166 §2.3): one if all get the same, 1/n if one has all.
+/// Jain's index (RFC 5166 §2.3): one if all shares are equal, 1/n if one flow has
+/// everything.
 fn jain(shares: &[f64]) -> f64 {
     let sum: f64 = shares.iter().sum();
     let squares: f64 = shares.iter().map(|share| share * share).sum();
     sum * sum / (squares * shares.len() as f64)
 }
 
-/// What each flow gets of the bottleneck between two times: each has an engine, a
-/// round trip beyond the bottleneck's and a start.
+/// Each flow's share of the bottleneck between two times. Each flow has an engine, an
+/// additional round trip, and a start.
 pub fn shares(
     path: &Path,
     flows: &[(Config, Duration, Duration)],
@@ -29,8 +30,8 @@ pub fn shares(
     let flows: Vec<_> = flows
         .iter()
         .map(|&(config, round_trip, start)| {
-            // Hosts do not answer to the nanosecond; if they did, who loses would
-            // depend on the phase alone (Floyd and Jacobson 1991).
+            // Hosts do not answer with nanosecond precision. If they did, the phase alone
+            // would decide which flow loses packets (Floyd and Jacobson 1991).
             let access = network.link(Impairment {
                 rate: Some(10 * path.rate),
                 delay: round_trip,
@@ -61,8 +62,7 @@ pub fn shares(
         .collect()
 }
 
-/// A median of each flow's share over seeds, smallest and largest, and of Jain's
-/// index.
+/// Medians over seeds of the smallest and the largest share, and of Jain's index.
 fn cells(
     path: &Path,
     flows: &[(Config, Duration, Duration)],

@@ -1,6 +1,5 @@
-//! Kept tables of how TCP does on bad paths: each test computes one and compares
-//! it with the file in `tables/`. The crate's documentation says how to read
-//! them.
+//! Stored tables of results of TCP on bad paths: each test computes one and compares it
+//! with the file in `tables/`. The crate's documentation describes how to read them.
 
 mod acknowledgments;
 mod black_hole;

@@ -49,7 +49,7 @@ fn mixed() {
                                 ..Setup::new(config, forward, back, BULK)
                             }));
                         }
-                        // The server's data go the way of the bulk.
+                        // The server's data takes the path of the bulk.
                         let short = network.flow(Setup {
                             forward: vec![back],
                             back: vec![ways[0], forward],

@@ -1,4 +1,4 @@
-//! What pacing changes before shallow queues.
+//! The effect of pacing in front of shallow queues.
 
 use tidewall_protocol::tcp::Config;
 

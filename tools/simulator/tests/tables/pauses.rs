@@ -1,5 +1,5 @@
-//! A path on which nothing arrives for a while, and then all: every
-//! retransmission is in vain.
+//! A path on which nothing arrives for a while, and then everything: every retransmission
+//! is in vain.
 
 use tidewall_simulator::link::{Impairment, Pause};
 

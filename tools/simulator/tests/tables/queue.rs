@@ -1,4 +1,4 @@
-//! One bulk flow and the queue that it keeps.
+//! One bulk flow and the queue that it maintains.
 
 use crate::scenario::{MS, Path, SECOND, bulks, engines, names};
 use crate::table::{Table, head};

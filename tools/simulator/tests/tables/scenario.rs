@@ -1,4 +1,4 @@
-//! What the tables have in common: the engines compared, and a bottleneck.
+//! The common parts of the tables: the engines compared, and a bottleneck.
 
 use std::time::Duration;
 
@@ -12,15 +12,15 @@ pub const MS: Duration = Duration::from_millis(1);
 pub const US: Duration = Duration::from_micros(1);
 pub const SECOND: Duration = Duration::from_secs(1);
 
-/// Payload of a full segment with timestamps, and the packet around it.
+/// Payload of a full segment with timestamps, and the size of its packet.
 pub const PAYLOAD: u64 = 1448;
 pub const PACKET: u64 = 1500;
 
 /// Longer than any run.
 pub const FOREVER: Duration = Duration::from_secs(3600);
 
-/// The engines that make the columns: names, and how they are set. Buffers are
-/// larger than any path here needs, so that congestion control decides.
+/// The engines of the columns: names and configurations. Buffers are larger than any path
+/// here needs, so that congestion control decides.
 pub fn engines() -> Vec<(&'static str, Config)> {
     let base = Config {
         receive_buffer: 1 << 20,
@@ -36,8 +36,7 @@ pub fn engines() -> Vec<(&'static str, Config)> {
     ]
 }
 
-/// The one of [`engines`] with the congestion control that is taken unless another
-/// is asked for.
+/// The one of [`engines`] with the default congestion control.
 pub fn default_engine() -> Config {
     let usual = |config: &Config| config.congestion == Congestion::default();
     let mut engines = engines().into_iter().map(|(_, config)| config);
@@ -49,20 +48,20 @@ pub fn names() -> Vec<&'static str> {
     engines().into_iter().map(|(name, _)| name).collect()
 }
 
-/// A bottleneck and a way back.
+/// A bottleneck and a return path.
 #[derive(Clone, Debug)]
 pub struct Path {
     pub rate: u64,
-    /// Without queueing; half of it each way.
+    /// Round trip without queueing; half of it in each direction.
     pub round_trip: Duration,
-    /// Bytes of the queue; none: those of a round trip, 20 packets at least.
+    /// Bytes of the queue; `None`: those of a round trip, at least 20 packets.
     pub queue: Option<u32>,
-    /// What else happens to data.
+    /// Other impairments of data.
     pub forward: Impairment,
     /// The link between a bulk's sender and the bottleneck, if there is one.
     pub access: Option<Impairment>,
-    /// What else happens to acknowledgments, whose way has the same rate unless
-    /// this says another.
+    /// Other impairments of acknowledgments, whose path has the same rate unless this
+    /// sets another.
     pub back: Impairment,
 }
 
@@ -89,7 +88,7 @@ impl Path {
         self.queue.unwrap_or(usual)
     }
 
-    /// Both directions.
+    /// Builds both directions.
     pub fn build(&self, network: &mut Network) -> (LinkId, LinkId) {
         let forward = Impairment {
             rate: Some(self.rate),
@@ -108,7 +107,7 @@ impl Path {
         (network.link(forward), network.link(back))
     }
 
-    /// Payload bytes that the bottleneck carries in a time.
+    /// Payload bytes that the bottleneck carries in a given time.
     pub fn capacity(&self, time: Duration) -> f64 {
         let bytes = self.rate as f64 / 8.0 * time.as_secs_f64();
         bytes * PAYLOAD as f64 / PACKET as f64
@@ -117,7 +116,7 @@ impl Path {
 
 pub const BULK: Application = Application::Bulk { bytes: None };
 
-/// Objects, each on a connection of its own: a request of 100 bytes, an answer.
+/// Objects, each on its own connection: a request of 100 bytes, and an answer.
 pub fn objects(bytes: u64, count: u32) -> Application {
     Application::Exchange {
         request: 100,
@@ -128,18 +127,18 @@ pub fn objects(bytes: u64, count: u32) -> Application {
     }
 }
 
-/// What came of one run.
+/// The results of one run.
 pub struct Outcome {
     pub report: Report,
-    /// Of the bottleneck.
+    /// Counters of the bottleneck.
     pub forward: Counters,
     /// How long each packet waited for the bottleneck.
     pub waits: Vec<u32>,
-    /// Goodput as a share of what the bottleneck carries.
+    /// Goodput as a share of the bottleneck's capacity.
     pub share: f64,
 }
 
-/// Runs; a failure of the simulated world is one of the test.
+/// Runs the network; a failure of the simulated world fails the test.
 pub fn run(network: &mut Network, until: Duration, what: &str) {
     if let Err(failure) = network.run(until) {
         panic!("{what}: {failure}");
@@ -179,9 +178,9 @@ pub fn bulk(
 
 /// Medians of several runs of [`bulk`].
 pub struct Summary {
-    /// Goodput, percent of the payload that the bottleneck carries.
+    /// Goodput, percent of the payload that the bottleneck can carry.
     pub goodput: String,
-    /// Segments sent again, percent of the packets that entered the bottleneck.
+    /// Segments retransmitted, percent of the packets that entered the bottleneck.
     pub resent: String,
     pub recoveries: String,
     pub timeouts: String,
@@ -194,7 +193,7 @@ pub struct Summary {
     pub wait_most: String,
 }
 
-/// Runs [`bulk`] with so many seeds.
+/// Runs [`bulk`] with several seeds.
 pub fn bulks(
     path: &Path,
     config: Config,
@@ -238,8 +237,8 @@ pub fn bulks(
     }
 }
 
-/// How long each of `count` objects took, for each of some seeds, all together.
-/// Data goes from server to client, so the path is turned around.
+/// How long each of `count` objects took, over several seeds. Data goes from server to
+/// client, so the path is reversed.
 pub fn completions(
     path: &Path,
     config: Config,
@@ -262,8 +261,8 @@ pub fn completions(
     (all, timeouts)
 }
 
-/// What a flow gets when each packet is lost with a probability, by the inverse
-/// square root law (Mathis, Semke, Mahdavi and Ott 1997), in bytes a second.
+/// The throughput of a flow at a given loss probability per packet, by the inverse square
+/// root law (Mathis, Semke, Mahdavi and Ott 1997), in bytes per second.
 pub fn mathis(loss: f64, round_trip: Duration) -> f64 {
     1.22 * PAYLOAD as f64 / (round_trip.as_secs_f64() * loss.sqrt())
 }

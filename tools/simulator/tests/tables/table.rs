@@ -1,11 +1,11 @@
-//! Tables as text, and their comparison with what is kept.
+//! Tables as text, and their comparison with the stored ones.
 
 use std::fmt::Write as _;
 use std::path::PathBuf;
 use std::time::Duration;
 use std::{env, fs};
 
-/// A table: notes, a head and rows, the first columns of which say where.
+/// A table: notes, a head and rows. The first columns name the path.
 pub struct Table {
     name: &'static str,
     notes: &'static str,
@@ -16,7 +16,8 @@ pub struct Table {
 const UPDATE: &str = "TIDEWALL_UPDATE_TABLES";
 
 impl Table {
-    /// Of the file `tables/NAME.txt`; notes are lines that say what is measured.
+    /// The table of the file `tables/NAME.txt`; notes are lines that describe what is
+    /// measured.
     pub fn new(name: &'static str, notes: &'static str, head: Vec<String>) -> Self {
         Self {
             name,
@@ -31,7 +32,7 @@ impl Table {
         self.rows.push(cells);
     }
 
-    /// Columns in groups (`group:column`), each behind a bar and under its name.
+    /// Columns in groups (`group:column`), each group after a bar and under its name.
     fn text(&self) -> String {
         let parts: Vec<(&str, &str)> = self
             .head
@@ -79,7 +80,7 @@ impl Table {
         text
     }
 
-    /// Compares with the file, or writes it.
+    /// Compares the table with the file, or writes it.
     pub fn check(&self) {
         let directory = PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("tables");
         let path = directory.join(self.name).with_extension("txt");
@@ -100,8 +101,8 @@ impl Table {
     }
 }
 
-/// The lines that differ, the kept ones with a minus; only the line of the head
-/// that names the columns stays.
+/// The lines that differ, the stored ones with a minus. The head keeps only the line that
+/// names the columns.
 fn difference(kept: &str, text: &str) -> String {
     let (kept, text): (Vec<&str>, Vec<&str>) = (kept.lines().collect(), text.lines().collect());
     // Longest common subsequence; tables are short.
@@ -131,7 +132,7 @@ fn difference(kept: &str, text: &str) -> String {
     lines
 }
 
-/// The head: columns that say where, then some for each algorithm.
+/// The head: columns that name the path, then some for each algorithm.
 pub fn head(places: &[&str], algorithms: &[&str], columns: &[&str]) -> Vec<String> {
     let mut head: Vec<String> = places.iter().map(ToString::to_string).collect();
     for algorithm in algorithms {
@@ -147,24 +148,24 @@ pub fn median<T: PartialOrd + Copy>(values: &[T]) -> T {
     percentile(values, 50)
 }
 
-/// The smallest value that so many percent do not exceed (nearest rank).
+/// The smallest value that `percent` percent of the values do not exceed (nearest rank).
 pub fn percentile<T: PartialOrd + Copy>(values: &[T], percent: usize) -> T {
     let mut sorted = values.to_vec();
     sorted.sort_by(|a, b| a.partial_cmp(b).expect("numbers"));
     sorted[(sorted.len() * percent).div_ceil(100).max(1) - 1]
 }
 
-/// Thousandths as percent with one digit behind the point.
+/// Formats thousandths as percent with one decimal.
 pub fn percent(share: f64) -> String {
     format!("{:.1}", share * 100.0)
 }
 
-/// Milliseconds with one digit behind the point.
+/// Formats milliseconds with one decimal.
 pub fn milliseconds(time: Duration) -> String {
     format!("{:.1}", time.as_micros() as f64 / 1000.0)
 }
 
-/// Bits a second, shortly.
+/// Formats bits per second in short form.
 pub fn rate(bits: u64) -> String {
     match bits {
         bits if bits.is_multiple_of(1_000_000_000) => format!("{}G", bits / 1_000_000_000),

@@ -1,4 +1,4 @@
-//! Short objects whose last packets are lost: nothing that follows tells of it.
+//! Short objects whose last packets are lost: no later packet reveals it.
 
 use tidewall_simulator::link::{Impairment, Loss};
 
@@ -29,7 +29,7 @@ fn tail_loss() {
                 if lost > segments {
                     continue;
                 }
-                // The server's SYN-ACK is packet 0, the answer begins with 1.
+                // The server's SYN-ACK is packet 0; the answer begins with 1.
                 let last = (segments + 1 - lost..segments + 1).collect();
                 let path = Path {
                     forward: Impairment {

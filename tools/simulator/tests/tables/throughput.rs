@@ -47,7 +47,7 @@ fn throughput() {
                     percent((law / path.capacity(time)).min(1.0)),
                 ];
                 for (_, config) in engines() {
-                    // Without losses nothing is drawn.
+                    // Without losses there are no random draws.
                     let seeds = if loss == 0.0 { 1 } else { 3 };
                     let summary = bulks(&path, config, time, seeds, |_| {});
                     row.extend([summary.goodput, summary.resent, summary.timeouts]);

@@ -1,4 +1,4 @@
-//! The file of a switch of cells.
+//! The configuration file of a cell switch.
 
 use std::net::IpAddr;
 use std::path::Path;
@@ -14,24 +14,23 @@ use toml::Spanned;
 use super::circuit;
 use crate::toml_file::{self, Error, Wrong};
 
-/// Cells that a queue holds unless the file says otherwise: five PDUs of 9,180 bytes.
+/// Default capacity of a queue in cells: five PDUs of 9,180 bytes.
 const QUEUE: usize = 1024;
-/// Most cells that a queue may hold: 6.8 MB for all priorities of a port.
+/// Largest capacity of a queue in cells: 6.8 MB for all priorities of a port.
 const QUEUE_MAX: usize = 32_768;
-/// The label of cells unless the file says otherwise: the first that is not reserved. None
-/// of a circuit is so low.
+/// Default label of cells: the first that is not reserved. No circuit has so low a label.
 const LABEL: u32 = Label::FIRST;
 
-/// Most calls of a port that a file may say: no more VCIs are there.
+/// Most calls of a port that a file may set: there are no more VCIs.
 const CALLS_MAX: usize = 65_000;
 
-/// What a file says.
+/// The contents of a file.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Setup {
     pub ports: Vec<CellPort>,
-    /// Where calls to numbers that begin so are led.
+    /// Prefixes of called numbers, with the port to which they lead.
     pub prefixes: Vec<(NumberPrefix, usize)>,
-    /// One entry a direction.
+    /// One entry per direction.
     pub routes: Vec<Route>,
 }
 
@@ -84,12 +83,12 @@ struct CircuitTable {
     aal5: Option<bool>,
 }
 
-/// Reads a file; nothing is asked of the system.
+/// Reads a file without touching the system.
 pub fn read(path: &Path) -> Result<Setup, Error> {
     toml_file::read(path, parse)
 }
 
-/// The setup, or where in the text what is wrong.
+/// Parses the setup; an error names the place in the text.
 fn parse(text: &str) -> Result<Setup, Wrong> {
     let file: File = toml_file::from_str(text)?;
     let mut ports: Vec<CellPort> = Vec::new();
@@ -118,7 +117,7 @@ fn parse(text: &str) -> Result<Setup, Wrong> {
     if ports.is_empty() {
         return Err((0, "no ports: a switch needs a [[port]]".to_owned()));
     }
-    // What it would refuse is found here.
+    // Errors that the switch would report are found here.
     let mut switch = Switch::new(&ports_of(&ports));
     for route in routes_of(&ports) {
         let added = switch.add(route);
@@ -171,7 +170,7 @@ fn port(table: &PortTable) -> Result<CellPort, Wrong> {
 }
 
 fn signals(table: &PortTable, queue: usize) -> Result<Option<Signals>, Wrong> {
-    // Each has a circuit in the queue of its priority.
+    // Each circuit has an entry in the queue of its priority.
     let most = queue / CELLS_OF_CIRCUIT;
     let calls = table.calls.as_ref().map_or(most, |it| *it.get_ref());
     if let Some(place) = &table.calls {
@@ -192,7 +191,7 @@ fn signals(table: &PortTable, queue: usize) -> Result<Option<Signals>, Wrong> {
     }))
 }
 
-/// Both directions of a circuit, or one.
+/// Returns both directions of a circuit, or one.
 fn both(table: &CircuitTable, ports: &[CellPort]) -> Result<Vec<Route>, Wrong> {
     let place = table.ends.span().start;
     let [from, to] = table.ends.get_ref();
@@ -209,10 +208,10 @@ fn both(table: &CircuitTable, ports: &[CellPort]) -> Result<Vec<Route>, Wrong> {
     Ok(routes)
 }
 
-/// Directions of a circuit of PDUs between ends as the file has them.
+/// Returns the directions of a PDU circuit between ends named as in the file.
 ///
 /// # Errors
-/// In words, an end that is none.
+/// A description of the end that is invalid.
 pub fn between(
     [from, to]: [&str; 2],
     priority: usize,
@@ -237,10 +236,10 @@ pub fn between(
     })
 }
 
-/// Reads `INTERFACE/VPI.VCI`.
+/// Parses `INTERFACE/VPI.VCI`.
 ///
 /// # Errors
-/// In words, where it is none.
+/// A description of what is wrong with it.
 pub fn end(text: &str, ports: &[CellPort]) -> Result<End, String> {
     let parts = text.split_once('/');
     let (interface, name) =

@@ -1,4 +1,4 @@
-//! `tidewall atm ip`: an interface of the kernel's whose packets go over circuits.
+//! `tidewall atm ip`: a kernel interface whose packets travel over circuits.
 
 use std::net::Ipv4Addr;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -17,17 +17,18 @@ use super::link::Link;
 use crate::end::{Failure, Outcome, check_interface, say_line};
 use crate::units;
 
-/// How often it looks whether it is to end.
+/// How often the command checks whether to end.
 const LOOK: Duration = Duration::from_millis(100);
 
 /// Carry IP over circuits: an interface for any program of this host
 ///
-/// Makes a tun interface whose IPv4 packets go over circuits, in AAL5 behind LLC/SNAP (RFC 2225).
-/// Who is at the other end of a permanent circuit is found by InATMARP, if it is a host of the
-/// interface's subnetwork, or said as 0.100=ADDRESS. With --number and --arp-server circuits are
-/// set up by calls: one host of the subnetwork is the server, the others register there, and call
-/// whom they have a packet for by the number that it knows.
-/// The interface goes, with its address and routes, when the command ends, however it does.
+/// Makes a tun interface whose IPv4 packets go over circuits, in AAL5 behind LLC/SNAP
+/// (RFC 2225). InATMARP finds the host at the other end of a permanent circuit, if it is
+/// a host of the interface's subnetwork; otherwise give it as 0.100=ADDRESS. With
+/// --number and --arp-server, calls set up the circuits. One host of the subnetwork is
+/// the server, and the others register there. A host with a packet for another asks the
+/// server for its number and calls it. When the command ends, for whatever reason, the
+/// interface disappears with its address and routes.
 #[derive(clap::Args)]
 #[command(after_help = "Examples, on two hosts of a link:\n  \
     tidewall atm ip --interface eth1 --next-hop 10.0.0.2 --address 10.9.0.1/24 --circuit 0.100\n  \
@@ -45,16 +46,18 @@ pub struct Arguments {
     /// The new interface's address and the prefix of the subnetwork
     #[arg(long, value_name = "ADDRESS/LENGTH")]
     address: Ipv4Net,
-    /// A permanent circuit, once for each, and who is at its other end if it does not answer InATMARP
+    /// A permanent circuit, and the address at its other end if that does not answer
+    /// InATMARP; may be repeated
     #[arg(long = "circuit", value_name = "VPI.VCI[=ADDRESS]", required_unless_present = "number", value_parser = end)]
     circuits: Vec<(Circuit, Option<Ipv4Addr>)>,
-    /// Packets to a prefix go to a neighbour; the longest that matches counts
+    /// Packets to a prefix go to this neighbour; the longest match wins
     #[arg(long = "route", value_name = "PREFIX=ADDRESS", value_parser = route)]
     routes: Vec<(Ipv4Net, Ipv4Addr)>,
     /// Name of the new interface
     #[arg(long, value_name = "NAME", default_value = "atm0")]
     name: String,
-    /// Bytes of the longest packet [default: what fits into a frame of the interface, 9180 at most]
+    /// Bytes of the longest packet [default: the most that fits into a frame of the
+    /// interface, at most 9180]
     #[arg(long, value_name = "BYTES", value_parser = clap::value_parser!(u16).range(68..=i64::from(MTU_MAX)))]
     mtu: Option<u16>,
     /// Register with this ATMARP server, and ask it for neighbours' numbers
@@ -65,10 +68,10 @@ pub struct Arguments {
         conflicts_with = "server"
     )]
     arp_server: Option<Nsap>,
-    /// Answer ATMARP requests for the neighbours that have said their ATM addresses
+    /// Answer ATMARP requests for the neighbours that have registered their ATM addresses
     #[arg(long)]
     server: bool,
-    /// Release circuits of calls that have carried no packet for so long
+    /// Release circuits of calls that have carried no packet for this long
     #[arg(long, value_name = "TIME", default_value = "20m", value_parser = units::duration)]
     idle: Duration,
 }
@@ -76,7 +79,7 @@ pub struct Arguments {
 /// A packet and its LLC header are one payload.
 const MTU_MAX: u16 = (PAYLOAD_MAX - HEADER_LEN) as u16;
 
-/// Reads `VPI.VCI[=ADDRESS]`.
+/// Parses `VPI.VCI[=ADDRESS]`.
 fn end(text: &str) -> Result<(Circuit, Option<Ipv4Addr>), String> {
     let Some((name, address)) = text.split_once('=') else {
         return Ok((circuit(text)?, None));
@@ -85,7 +88,7 @@ fn end(text: &str) -> Result<(Circuit, Option<Ipv4Addr>), String> {
     Ok((circuit(name)?, Some(address)))
 }
 
-/// Reads `PREFIX=ADDRESS`.
+/// Parses `PREFIX=ADDRESS`.
 fn route(text: &str) -> Result<(Ipv4Net, Ipv4Addr), String> {
     let parts = text.split_once('=');
     let (prefix, by) = parts.ok_or("not a route such as 10.20.0.0/16=10.9.0.2")?;
@@ -93,7 +96,8 @@ fn route(text: &str) -> Result<(Ipv4Net, Ipv4Addr), String> {
     Ok((prefix, by.parse().map_err(|error| format!("{error}"))?))
 }
 
-/// The longest packet that one frame carries by an interface of this MTU, or RFC 2225's default.
+/// Returns the longest packet that one frame carries on an interface of this MTU, or RFC
+/// 2225's default.
 fn mtu_of(device: usize) -> u16 {
     let cells = device.saturating_sub(pseudowire::HEADER_LEN) / CELL_PAYLOAD_LEN;
     let packet = (cells * CELL_PAYLOAD_LEN).saturating_sub(TRAILER_LEN + HEADER_LEN);
@@ -207,7 +211,7 @@ fn totals(served: &mut IpOverAtm) -> Outcome {
         ("arp-conflicts", of.conflicts),
         ("arp-unanswered", of.unanswered),
     ];
-    // What never happened is left out but for the first two.
+    // Counters at zero are left out, except the first two.
     let mut shown = counts.iter().enumerate();
     let shown = shown.by_ref().filter(|(place, it)| *place < 2 || it.1 > 0);
     let shown = shown.map(|(_, (name, count))| format!("{name} {count}"));
@@ -234,7 +238,7 @@ mod tests {
         }
     }
 
-    /// 31 cells in 1,500 bytes, of which AAL5 and LLC have 8 bytes each.
+    /// 31 cells in 1,500 bytes, of which AAL5 and LLC take 8 bytes each.
     #[test]
     fn the_mtu_is_what_a_frame_carries() {
         assert_eq!(mtu_of(1500), 1472);

@@ -1,4 +1,4 @@
-//! The link that circuits of a command leave by, and how one is opened: by its name, or by
+//! The link that a command's circuits use, and how to open a circuit: by its name, or by
 //! calling a number.
 
 use std::io;
@@ -13,24 +13,25 @@ use super::circuit;
 use crate::end::{Failure, Outcome, check_interface, say_json, say_line};
 use crate::units;
 
-/// An interface of ATM.
+/// An ATM interface.
 #[derive(clap::Args)]
 pub struct Link {
-    /// The interface that the circuit leaves by
+    /// Interface that carries the circuit
     #[arg(long, value_name = "IF")]
     pub interface: String,
-    /// Address of the neighbour that the circuit leads to: a host, or a switch of cells
+    /// Address of the neighbour at the other end of the circuit: a host, or a cell switch
     #[arg(long, value_name = "ADDRESS", value_parser = units::address::<IpAddr>)]
     pub next_hop: IpAddr,
     /// This host's ATM address, for calls (signalling on circuit 0.5, UNI 3.1)
     #[arg(long, value_name = "NSAP")]
     pub number: Option<Nsap>,
-    /// Name the circuits of calls, as a switch does: of two hosts linked directly one must
+    /// Name the circuits of calls, as a switch does: required of one of two hosts linked
+    /// directly
     #[arg(long, requires = "number")]
     pub network_side: bool,
 }
 
-/// How lines are printed.
+/// How to print lines.
 #[derive(clap::Args)]
 pub struct Lines {
     /// Print each line as JSON
@@ -47,7 +48,7 @@ impl Lines {
     }
 }
 
-/// Where a circuit leads.
+/// The other end of a circuit.
 #[derive(clap::Args)]
 pub struct Peer {
     #[command(flatten)]
@@ -68,7 +69,7 @@ pub struct Peer {
 }
 
 impl Link {
-    /// Takes the interface, and signals on it where the command has a number.
+    /// Takes the interface, and signals on it if the command has a number.
     pub fn open(&self) -> Result<Stack, Failure> {
         let interface = &self.interface;
         check_interface(interface)?;
@@ -89,7 +90,7 @@ impl Link {
         Ok(stack)
     }
 
-    /// Opens a permanent circuit, with payloads of so many bytes.
+    /// Opens a permanent circuit for payloads of at most `longest` bytes.
     pub fn bind(
         &self,
         stack: &Stack,
@@ -109,13 +110,13 @@ impl Link {
 }
 
 impl Peer {
-    /// Opens the circuit, or calls; with payloads of so many bytes.
+    /// Opens the circuit or calls, for payloads of at most `longest` bytes.
     pub fn open(&self, longest: usize) -> Result<AtmSocket, Failure> {
         let stack = self.link.open()?;
         if let Some(circuit) = self.circuit {
             return self.link.bind(&stack, circuit, longest);
         }
-        // clap wants one of both.
+        // clap requires one of the two.
         let to = self.to.unwrap_or_default();
         let call = CallOptions {
             circuit: options(longest),
@@ -125,7 +126,7 @@ impl Peer {
         called.map_err(|error| refused(&to, self.link.next_hop, &error))
     }
 
-    /// The other end, for people.
+    /// Returns the other end's name for display.
     pub fn name(&self) -> String {
         match (self.circuit, self.to) {
             (Some(circuit), _) => circuit.to_string(),
@@ -142,7 +143,7 @@ fn options(longest: usize) -> AtmOptions {
     }
 }
 
-/// Why a call did not come about, and what mends it.
+/// Explains why a call failed, and the remedy.
 pub fn refused(to: &Nsap, next_hop: IpAddr, error: &io::Error) -> Failure {
     let why = match error.raw_os_error() {
         Some(libc::EADDRNOTAVAIL) => {

@@ -1,5 +1,5 @@
-//! `tidewall atm show`: the circuits and calls of live stacks; and `atm pvc`: their permanent
-//! circuits, added and removed by hand.
+//! `tidewall atm show` lists the circuits and calls of live stacks; `atm pvc` adds and
+//! removes their permanent circuits by hand.
 
 use std::collections::BTreeMap;
 use std::fmt::Write as _;
@@ -16,26 +16,29 @@ use crate::stat::{snapshot, stacks};
 use crate::table::Table;
 use crate::units::count;
 
-/// Show circuits and calls of all live stacks, or of one process: states, VPI and VCI, numbers, counts
+/// Show circuits and calls of all live stacks, or of one process: states, VPI and VCI,
+/// numbers, counts
 ///
-/// States are those of Q.2931 with the side of the link before them: U10 and N10 are active,
-/// U1, U3, N3, N6 and N9 are being set up, U11, U12, N11 and N12 released. Of a switch each
-/// call has two ends.
+/// States are those of Q.2931, with the side of the link before them: U10 and N10 are
+/// active; U1, U3, N3, N6 and N9 are being set up; U11, U12, N11 and N12 are released. In
+/// a switch, each call has two ends.
 #[derive(clap::Args)]
 pub struct ShowArguments {
     /// Process whose circuits to show [default: all live stacks]
     #[arg(value_name = "PID")]
     process: Option<u32>,
-    /// Print JSON, one line a stack
+    /// Print JSON, one line per stack
     #[arg(long)]
     json: bool,
 }
 
-/// Add, remove and list permanent circuits of a program that runs: a switch of cells, or IP over circuits
+/// Add, remove and list permanent circuits of a running program: a cell switch, or IP
+/// over circuits
 ///
-/// Of a switch an end is INTERFACE/VPI.VCI, as in its file, and both directions are meant; what
-/// is added by hand goes when SIGHUP has the switch read its file. Of `tidewall atm ip` it is
-/// VPI.VCI[=ADDRESS]. Circuits of other programs are their own.
+/// In a switch, an end is INTERFACE/VPI.VCI, as in its file, and a circuit has both
+/// directions. A circuit added by hand lasts until SIGHUP makes the switch read its file
+/// again. For `tidewall atm ip`, an end is VPI.VCI[=ADDRESS]. Other programs manage their
+/// own circuits.
 #[derive(clap::Args)]
 #[command(after_help = "Examples:\n  \
     tidewall atm pvc list\n  \
@@ -50,9 +53,9 @@ pub struct PvcArguments {
 
 #[derive(clap::Subcommand)]
 enum What {
-    /// Add a circuit to the program's
+    /// Add a circuit to the program
     Add(Add),
-    /// Remove a circuit of the program's, with what waits in it
+    /// Remove a circuit of the program, with the cells waiting in it
     Remove {
         /// Process of the switch or of `tidewall atm ip`
         #[arg(value_name = "PID")]
@@ -73,24 +76,24 @@ struct Add {
     /// An end of the circuit
     #[arg(value_name = "END")]
     end: String,
-    /// Of a switch: the other end
+    /// The other end (switch only)
     #[arg(value_name = "END")]
     to: Option<String>,
-    /// Of a switch: the queue, 0 (served first) to 3
+    /// The queue, 0 (served first) to 3 (switch only)
     #[arg(long, value_name = "N", requires = "to")]
     priority: Option<usize>,
-    /// Of a switch: from the first end to the second alone
+    /// From the first end to the second only (switch only)
     #[arg(long, requires = "to")]
     one_way: bool,
 }
 
-/// What is shown of a stack.
+/// The part of a stack that is shown.
 #[derive(Serialize)]
 struct Shown<'a> {
     process: u32,
     interface: &'a str,
     circuits: Vec<Circuit<'a>>,
-    /// Those without a circuit, too.
+    /// Includes calls without a circuit.
     calls: &'a [CallSnapshot],
     switch: Option<&'a CellSwitchSnapshot>,
 }
@@ -99,7 +102,7 @@ struct Shown<'a> {
 #[derive(Serialize)]
 struct Circuit<'a> {
     circuit: &'a str,
-    /// `None`: a permanent one.
+    /// `None` for a permanent circuit.
     call: Option<&'a CallSnapshot>,
     received: u64,
     waiting: u32,
@@ -120,7 +123,7 @@ impl<'a> Shown<'a> {
             dropped: socket.dropped_full,
         };
         let sockets = stack.sockets.iter();
-        // Of a call whose circuit is not named yet it is listed among the calls.
+        // A call whose circuit has no name yet is listed among the calls.
         let circuits = sockets.filter(|it| it.protocol == "aal5" && !it.local.is_empty());
         let circuits = circuits.map(circuit);
         let wanted = |it: &Circuit<'_>| !only_permanent || it.call.is_none();
@@ -282,7 +285,7 @@ pub fn pvc(arguments: &PvcArguments) -> Outcome {
     }
 }
 
-/// Has one of the stacks of a process do it: of a switch its first port's.
+/// Asks one of a process's stacks to do it; for a switch, that of its first port.
 fn ask(process: u32, request: &str) -> Outcome {
     let mut why = String::new();
     for path in stacks(Some(process))? {

@@ -12,17 +12,18 @@ use tidewall_service::cell_switch::{CellPort, CellSwitch, Way, side_name};
 use super::config::{self, Setup};
 use crate::end::{Failure, Outcome, check_interface, say_line, stop_flag};
 
-/// How often it looks for signals.
+/// How often the switch checks for signals.
 const LOOK: Duration = Duration::from_millis(100);
 
 /// Switch cells between the circuits of several interfaces, by a table in a file
 ///
-/// Each port is an interface and the neighbour that its circuits lead to. In the mode frame a
-/// circuit's PDUs of AAL5 have a label of their own, as `tidewall atm send` sends them; in the
-/// mode cell the cells of all circuits share one (both RFC 4717). Every port leads to every
-/// other. A port that signals (circuit 0.5, UNI 3.1) has circuits set up by calls, too, which are
-/// led by the number that is called. The queues of all interfaces are taken until Ctrl-C (SIGINT)
-/// or SIGTERM; SIGHUP reads the circuits and numbers in the file anew.
+/// Each port is an interface and the neighbour at the other end of its circuits. In frame
+/// mode, each circuit's AAL5 PDUs have their own label, as `tidewall atm send` sends
+/// them. In cell mode, the cells of all circuits share one label. RFC 4717 defines both.
+/// Every port leads to every other. A port that signals (circuit 0.5, UNI 3.1) also has
+/// circuits set up by calls, which are routed by the called number. The switch owns the
+/// queues of all interfaces until Ctrl-C (SIGINT) or SIGTERM. SIGHUP rereads the circuits
+/// and numbers in the file.
 #[derive(clap::Args)]
 #[command(after_help = "The file, in TOML:\n  \
     [[port]]                        # once for each interface\n  \
@@ -51,7 +52,7 @@ pub struct Arguments {
     /// The configuration file
     #[arg(value_name = "FILE")]
     file: PathBuf,
-    /// Say what would be done, and what is wrong with the file; touch nothing
+    /// Print what would be done, and what is wrong with the file; touch nothing
     #[arg(long)]
     dry_run: bool,
 }
@@ -93,7 +94,7 @@ pub fn run(arguments: &Arguments) -> Outcome {
         if reload.swap(false, Ordering::Relaxed) {
             match read(arguments) {
                 Ok(new) => change(&mut switch, &mut current, new)?,
-                // It goes on with what it had.
+                // The switch goes on with its old configuration.
                 Err(failure) => eprintln!("tidewall: {failure}"),
             }
         }
@@ -126,7 +127,7 @@ fn add(switch: &mut CellSwitch, setup: &Setup, route: Route) -> Outcome {
         .map_err(|error| Failure::answer(format!("{}: {error}", named(&setup.ports, route.from))))
 }
 
-/// Adds or removes a circuit of the table by hand.
+/// Adds a circuit to the table by hand, or removes one.
 fn operate(switch: &mut CellSwitch, current: &mut Setup, request: &str) -> Result<String, String> {
     let words: Vec<&str> = request.split_whitespace().collect();
     match words[..] {
@@ -139,7 +140,7 @@ fn operate(switch: &mut CellSwitch, current: &mut Setup, request: &str) -> Resul
             for (number, route) in routes.iter().enumerate() {
                 if let Err(error) = switch.add(*route) {
                     for added in routes.iter().take(number) {
-                        // It was added just now.
+                        // It was added just now, so this cannot fail.
                         let _ = switch.remove(added.from);
                     }
                     return Err(format!("{}: {error}", named(&current.ports, route.from)));
@@ -175,20 +176,21 @@ fn operate(switch: &mut CellSwitch, current: &mut Setup, request: &str) -> Resul
     }
 }
 
-/// Takes the circuits of a new setup. Other ports would be another switch.
+/// Applies the circuits of a new setup. Different ports need a new switch.
 fn change(switch: &mut CellSwitch, current: &mut Setup, mut new: Setup) -> Outcome {
     if new.ports != current.ports {
         eprintln!("tidewall: circuits and numbers alone can change; ports need a restart");
         return Ok(());
     }
     switch.set_prefixes(new.prefixes.clone());
-    // All that go first: one that comes may take the name of one that goes.
+    // Removals come first: a new circuit may have the name of an old one.
     for gone in current.routes.iter().filter(|it| !new.routes.contains(it)) {
         switch
             .remove(gone.from)
             .map_err(|error| Failure::io("removing a circuit", &error))?;
     }
-    // One that the driver's tables have no room for ends nothing; the next SIGHUP tries again.
+    // A circuit for which the driver's tables have no room is not fatal; the next SIGHUP
+    // tries again.
     let there = |route: &Route| {
         current.routes.contains(route)
             || match add(switch, current, *route) {
@@ -204,7 +206,7 @@ fn change(switch: &mut CellSwitch, current: &mut Setup, mut new: Setup) -> Outco
     say_line(&format!("{} directions of circuits", current.routes.len()))
 }
 
-/// An end as the file has it.
+/// Returns an end's name as in the file.
 fn named(ports: &[CellPort], end: End) -> String {
     let port = ports.get(end.port);
     let interface = port.map_or("", |port| port.interface.as_str());

@@ -1,5 +1,5 @@
-//! The client's side: messages of a program into frames, replies put into the order
-//! asked.
+//! The client side: a program's messages into frames, and replies in the order of the
+//! requests.
 
 use std::collections::VecDeque;
 
@@ -9,18 +9,19 @@ use super::commands::{Merge, Plan, array, error, merge, plan};
 use super::queue::{HEADER_LEN, Messages, OFFSET_LEN, QUEUE_MAX, Queue, Scanner};
 use super::requests::{Reply, Requests};
 
-/// The most bytes of one command, and so of what is read and not sent.
+/// Largest command in bytes, and so the most input read but not yet sent.
 pub const COMMAND_MAX: usize = 4 << 20;
-/// Parts of requests that are not answered, or wait for earlier ones; beyond, no command is
-/// read. Of one command as many are sent before replies come.
+/// Parts of requests that are unanswered or wait for earlier replies; beyond this, no
+/// command is read. At most this many parts of one command are sent before replies
+/// arrive.
 pub const PARTS_MAX: usize = 1024;
-/// Bytes of replies that wait for earlier ones; beyond, no command is read.
+/// Bytes of replies that wait for earlier ones; beyond this, no command is read.
 const HELD_PAUSE: usize = 1 << 20;
-/// The most bytes of replies of a connection to the switch that wait for earlier ones, or
-/// to be read.
+/// Most bytes of replies, per connection to the switch, that wait for earlier ones or to
+/// be read.
 pub const HELD_MAX: usize = 64 << 20;
 
-/// What a request waits for.
+/// A part of a request, and its reply as far as received.
 #[derive(Debug)]
 struct Part {
     reply: Vec<u8>,
@@ -30,7 +31,7 @@ struct Part {
 #[derive(Debug)]
 struct Request {
     merge: Merge,
-    /// So many of the parts, in order, are this request's.
+    /// Number of parts that belong to this request, in order.
     parts: usize,
 }
 
@@ -42,25 +43,25 @@ pub struct Client {
     number: u64,
     input: Queue,
     scanner: Scanner,
-    /// Bytes of the input that the scanner has seen: all of one message that has not ended.
+    /// Bytes of the input that the scanner has seen: all part of one unfinished message.
     scanned: usize,
     /// The number of the next part.
     next: u32,
     requests: VecDeque<Request>,
     parts: VecDeque<Part>,
-    /// So many of the parts have no whole reply.
+    /// Number of parts without a whole reply.
     unanswered: usize,
-    /// So many of the oldest request's parts, from its first on, are known to have one.
+    /// Number of the oldest request's parts, from its first on, known to have a reply.
     ready: usize,
-    /// Parts of the last request that are to be sent when others are answered.
+    /// Parts of the last request, to be sent as others are answered.
     unsent: VecDeque<Vec<u8>>,
     /// Bytes of replies in the parts.
     held: usize,
-    /// There may be messages in the input that limits keep there.
+    /// The input may hold messages that the limits keep back.
     paused: bool,
-    /// The program says nothing any more.
+    /// The program sends nothing more.
     ended: bool,
-    /// No message is taken any more.
+    /// No further message is accepted.
     closing: bool,
 }
 
@@ -85,27 +86,27 @@ impl Client {
         }
     }
 
-    /// Whether more of the program's bytes may be read.
+    /// Returns whether more of the program's bytes may be read.
     pub const fn wants_bytes(&self) -> bool {
         !self.paused && !self.closing
     }
 
-    /// Every message was answered, and no other will be taken.
+    /// Returns whether every message was answered and no other will be accepted.
     pub fn is_done(&self) -> bool {
         self.closing && self.requests.is_empty()
     }
 
-    /// The program has said all that it will: to be followed by [`Client::resume`].
+    /// Marks the end of the program's input; call [`Client::resume`] next.
     pub const fn end(&mut self) {
         self.ended = true;
     }
 
-    /// Limits may keep messages in the input.
+    /// Returns whether limits may keep messages in the input.
     pub const fn is_paused(&self) -> bool {
         self.paused
     }
 
-    /// Takes bytes of the program's.
+    /// Accepts bytes from the program.
     pub fn bytes(
         &mut self,
         bytes: &[u8],
@@ -116,12 +117,12 @@ impl Client {
         self.resume(requests, program)
     }
 
-    /// Makes frames of messages that have come, as far as limits allow.
+    /// Makes frames of the messages received, as far as the limits allow.
     pub fn resume(&mut self, requests: &mut Requests, program: &mut Queue) -> Result<(), String> {
         loop {
             let full = match self.unsent.is_empty() {
                 true => self.parts.len() >= PARTS_MAX || self.held >= HELD_PAUSE,
-                // Replies to a command of which a part is unsent wait for that.
+                // Replies to a command with an unsent part wait for that part.
                 false => self.unanswered >= PARTS_MAX,
             };
             self.paused = full || requests.frames.len() >= QUEUE_MAX || program.len() >= QUEUE_MAX;
@@ -144,7 +145,7 @@ impl Client {
         Ok(())
     }
 
-    /// Takes a message out of the input; false if no whole one is there.
+    /// Takes a message from the input; returns false without a whole one.
     fn message(&mut self, requests: &mut Requests) -> Result<bool, String> {
         let input = self.input.as_slice();
         let inline = self.messages == Messages::Resp && !input.starts_with(b"*");
@@ -195,7 +196,7 @@ impl Client {
         Ok(true)
     }
 
-    /// A command as people type it: words on a line.
+    /// Handles a command as people type it: words on a line.
     fn inline(&mut self, requests: &mut Requests) -> bool {
         let input = self.input.as_slice();
         let Some(length) = input.iter().position(|&byte| byte == b'\n') else {
@@ -218,7 +219,7 @@ impl Client {
         true
     }
 
-    /// The command that the input begins with.
+    /// Handles the command at the start of the input.
     fn command(&mut self, length: usize, requests: &mut Requests) {
         let input = std::mem::take(&mut self.input);
         let command = input.as_slice().get(..length).unwrap_or_default();
@@ -233,7 +234,7 @@ impl Client {
                 false => self.say(error("the key is longer than a frame")),
             },
             Plan::Parts(merge, parts) => {
-                // All or none: a request that was sent in part would have done a part.
+                // All or none: a request sent in part would be executed in part.
                 if parts.iter().any(|part| !fits(part, requests.frame_max)) {
                     self.say(error("a key is longer than a frame"));
                     return;
@@ -259,7 +260,7 @@ impl Client {
         sent
     }
 
-    /// The next part has been sent.
+    /// Records that the next part has been sent.
     fn wait_for_part(&mut self) {
         self.next = self.next.wrapping_add(1);
         self.unanswered += 1;
@@ -269,12 +270,13 @@ impl Client {
         });
     }
 
-    /// Waits for the replies of a request of so many parts.
+    /// Queues a request of this many parts, which waits for their replies.
     fn ask(&mut self, merge: Merge, parts: usize) {
         self.requests.push_back(Request { merge, parts });
     }
 
-    /// A reply that is known already, in its turn. It takes a number that is never sent.
+    /// Queues a reply that is known already, in its turn. It takes a number that is never
+    /// sent.
     fn say(&mut self, reply: Vec<u8>) {
         self.ask(Merge::One, 1);
         self.next = self.next.wrapping_add(1);
@@ -282,20 +284,21 @@ impl Client {
         self.parts.push_back(Part { reply, ended: true });
     }
 
-    /// An error behind which nothing can be read.
+    /// Replies with an error after which nothing can be read.
     fn refuse(&mut self, what: &str) {
         self.say(error(what));
         self.closing = true;
     }
 
-    /// Bytes of replies that wait for earlier ones.
+    /// Returns the bytes of replies that wait for earlier ones.
     pub const fn held(&self) -> usize {
         self.held
     }
 
-    /// Takes (a part of) a reply.
+    /// Accepts a reply, or a part of one.
     pub fn reply(&mut self, reply: &Reply<'_>, program: &mut Queue) -> Result<(), String> {
-        // Numbers go on by one; what is not among those that wait is a great number.
+        // Numbers count up by one; a number that nothing waits for gives a large
+        // difference.
         let oldest = self.next.wrapping_sub(self.parts.len() as u32);
         let place = reply.part.wrapping_sub(oldest) as usize;
         let part = self.parts.get_mut(place).filter(|part| !part.ended);
@@ -313,7 +316,7 @@ impl Client {
         Ok(())
     }
 
-    /// Gives the program what is due: all of the oldest requests that is there.
+    /// Sends the program what is due: everything available of the oldest requests.
     fn answer(&mut self, program: &mut Queue) {
         while let Some(Request { merge: how, parts }) = self.requests.front() {
             if let (Merge::One, Some(part)) = (how, self.parts.front_mut()) {
@@ -325,7 +328,7 @@ impl Client {
                 }
                 self.parts.pop_front();
             } else {
-                // Each part is looked at once, however many replies come.
+                // Each part is examined once, however many replies arrive.
                 let rest = self.parts.range(self.ready.min(self.parts.len())..);
                 let rest = rest.take(*parts - self.ready);
                 self.ready += rest.take_while(|part| part.ended).count();
@@ -343,8 +346,8 @@ impl Client {
     }
 }
 
-/// What goes before each part of a command that is longer than a frame: one that
-/// the switch sends where it sends the command.
+/// Returns the route of each part of a command longer than a frame: a command that the
+/// switch steers to the same member.
 fn route(command: &[u8], frame_max: usize) -> Vec<u8> {
     if command.len() + HEADER_LEN <= frame_max {
         return Vec::new();

@@ -1,37 +1,37 @@
-//! What is done with each command of RESP: members of an ensemble have a part of the
-//! keys each, so a command goes to one member by its one key, or is cut by key, or is
-//! answered here, or refused.
+//! The treatment of each RESP command. Each member of an ensemble holds part of the keys.
+//! So a command goes to one member by its only key, is split by key, is answered here, or
+//! is rejected.
 
 use tidewall_wire::resp::{among, arguments};
 
-/// What to do with a command.
+/// The treatment of a command.
 #[derive(Debug, PartialEq, Eq)]
 pub enum Plan {
-    /// It goes to the member of its key as it is.
+    /// It goes to the member of its key unchanged.
     Whole,
-    /// These commands, each of one key, and how their replies are put together.
+    /// These commands, each with one key, and how to merge their replies.
     Parts(Merge, Vec<Vec<u8>>),
-    /// The reply.
+    /// It is answered here, with this reply.
     Answer(Vec<u8>),
-    /// The reply, after which the connection ends.
+    /// It is answered here, and the connection ends after the reply.
     Quit(Vec<u8>),
 }
 
-/// How replies become one. The first error among them is the reply instead.
+/// How replies become one. If any is an error, the first error is the reply.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Merge {
-    /// There is one, passed on as it comes.
+    /// There is one reply, passed on as it arrives.
     One,
-    /// Arrays of one element: an array of all elements.
+    /// Arrays of one element each become an array of all elements.
     Arrays,
-    /// Integers: their sum.
+    /// Integers become their sum.
     Sum,
-    /// The first.
+    /// The first reply stands for all.
     Same,
 }
 
-/// Commands whose only key is their first argument (of EVAL and its like the third,
-/// of OBJECT and its like the second; `tidewall_wire::resp::key` knows), of Redis 7.
+/// Commands of Redis 7 whose only key is their first argument. For EVAL and its like it
+/// is the third, for OBJECT and its like the second; `tidewall_wire::resp::key` knows.
 #[rustfmt::skip]
 const ONE_KEY: &[&str] = &[
     "APPEND", "BITCOUNT", "BITFIELD", "BITFIELD_RO", "BITPOS", "DECR", "DECRBY", "DUMP",
@@ -51,7 +51,7 @@ const ONE_KEY: &[&str] = &[
     "ZREVRANGEBYLEX", "ZREVRANGEBYSCORE", "ZREVRANK", "ZSCAN", "ZSCORE",
 ];
 
-/// These have as many keys as they say, of which one can be served.
+/// Commands that state their number of keys, of which only one is supported.
 const COUNTED_KEYS: &[&str] = &[
     "EVAL",
     "EVALSHA",
@@ -61,10 +61,10 @@ const COUNTED_KEYS: &[&str] = &[
     "FCALL_RO",
 ];
 
-/// The most keys of a command that is cut.
+/// Most keys of a command that is split.
 pub const KEYS_MAX: usize = 16 << 10;
 
-/// What to do with a whole command.
+/// Returns the treatment of a whole command.
 pub fn plan(command: &[u8]) -> Plan {
     let arguments: Vec<&[u8]> = arguments(command).into_iter().flatten().collect();
     let Some((&name, rest)) = arguments.split_first() else {
@@ -84,7 +84,7 @@ pub fn plan(command: &[u8]) -> Plan {
             "{shown} of {} keys; a command may have {KEYS_MAX}",
             rest.len() / each
         ))),
-        // As it is, it is as it would be cut.
+        // Splitting would not change it.
         _ if rest.len() == each => Plan::Whole,
         _ => {
             let part = |part: &[&[u8]]| {
@@ -103,11 +103,11 @@ pub fn plan(command: &[u8]) -> Plan {
         [_, _, ..] if is(&["OBJECT"]) => Plan::Whole,
         [] if is(&["PING"]) => Plan::Answer(b"+PONG\r\n".to_vec()),
         [text] if is(&["PING", "ECHO"]) => Plan::Answer(bulk(text)),
-        // A browser that was made to send commands within a request.
+        // A browser that was tricked into sending commands within a request.
         _ if is(&["POST", "HOST:"]) => Plan::Quit(error("this is no web server")),
         [] if is(&["QUIT"]) => Plan::Quit(b"+OK\r\n".to_vec()),
         [number] if is(&["SELECT"]) && number == b"0" => Plan::Answer(b"+OK\r\n".to_vec()),
-        // Clients look names of commands up for hints alone.
+        // Clients look up command names for hints only.
         _ if is(&["COMMAND"]) => Plan::Answer(b"*0\r\n".to_vec()),
         _ if is(&["INFO"]) => Plan::Answer(bulk(
             concat!(
@@ -120,7 +120,7 @@ pub fn plan(command: &[u8]) -> Plan {
         [] if is(&["HELLO"]) => Plan::Answer(hello()),
         [version] if is(&["HELLO"]) && version == b"2" => Plan::Answer(hello()),
         [_, ..] if is(&["HELLO"]) => {
-            // Clients know this prefix, and go on with version 2.
+            // Clients know this prefix, and continue with version 2.
             Plan::Answer(b"-NOPROTO tidewall acp-bridge speaks RESP 2 alone\r\n".to_vec())
         }
         [what, ..] if is(&["CLIENT"]) && among(what, &["SETNAME", "SETINFO"]) => {
@@ -133,12 +133,12 @@ pub fn plan(command: &[u8]) -> Plan {
     }
 }
 
-/// A reply that says who refuses.
+/// Builds an error reply that names the bridge.
 pub fn error(text: &str) -> Vec<u8> {
     format!("-ERR tidewall acp-bridge: {text}\r\n").into_bytes()
 }
 
-/// A command.
+/// Builds a command.
 pub fn array(arguments: &[&[u8]]) -> Vec<u8> {
     let mut command = format!("*{}\r\n", arguments.len()).into_bytes();
     for argument in arguments {
@@ -165,7 +165,7 @@ fn hello() -> Vec<u8> {
     reply
 }
 
-/// One reply of those of all parts.
+/// Merges the replies to all parts into one.
 pub fn merge<'a>(how: Merge, replies: impl Iterator<Item = &'a [u8]> + Clone) -> Vec<u8> {
     if let Some(error) = replies.clone().find(|reply| reply.starts_with(b"-")) {
         return error.to_vec();
@@ -270,7 +270,7 @@ mod tests {
         }
         assert_eq!(of("HELLO 2"), Plan::Answer(hello()));
         assert!(matches!(of("HELLO 3"), Plan::Answer(reply) if reply.starts_with(b"-NOPROTO")));
-        // No line end of the client's comes back within an error.
+        // No line end from the client is echoed within an error.
         let Plan::Answer(reply) = plan(&array(&[b"A\r\n+OK"])) else {
             panic!();
         };

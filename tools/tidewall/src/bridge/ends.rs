@@ -1,4 +1,4 @@
-//! The connections of a bridge, none of which it waits for: of frames, and of bytes.
+//! A bridge's non-blocking connections: of frames, and of bytes.
 
 use std::fs::File;
 use std::io::{self, Read, Write};
@@ -11,21 +11,21 @@ use tidewall_acp::{FrameReader, FrameStream, FrameWriter};
 
 use super::queue::Queue;
 
-/// What the kernel says of a connection.
+/// A connection's readiness, as the kernel reports it.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Event {
     pub readable: bool,
     pub writable: bool,
-    /// The other side has ended it, so that an end follows what there is to read.
+    /// The other side has closed it, so the end follows the readable bytes.
     pub hung_up: bool,
 }
 
-/// What is to be done with a connection.
+/// The next step of a connection.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Next {
     /// It waits for the kernel.
     Wait,
-    /// It has more to do at once.
+    /// It can do more at once.
     Again,
     /// It is over.
     Over,
@@ -36,11 +36,11 @@ pub enum Next {
 pub struct FrameEnd {
     reader: FrameReader<TcpStream>,
     writer: FrameWriter,
-    /// The last read did not say that there is nothing.
+    /// The last read did not find the socket empty.
     readable: bool,
-    /// No frame will come.
+    /// No frame will arrive any more.
     ended: bool,
-    /// Why, if that was no end in order.
+    /// The error, if the end was not orderly.
     failed: Option<String>,
 }
 
@@ -72,12 +72,12 @@ impl FrameEnd {
         self.ended
     }
 
-    /// Why no frame comes any more, if it did not end in order.
+    /// Returns why no frame arrives any more, if the end was not orderly.
     pub fn failed(&self) -> Option<&str> {
         self.failed.as_deref()
     }
 
-    /// Sends what waits; true if any of it went.
+    /// Sends waiting frames; returns whether any bytes left.
     pub fn send(&mut self, frames: &mut Queue) -> Result<bool, String> {
         let mut moved = false;
         while !frames.is_empty() {
@@ -96,12 +96,12 @@ impl FrameEnd {
         }
     }
 
-    /// Everything that was sent is the kernel's.
+    /// Returns whether the kernel has accepted everything sent.
     pub const fn is_sent(&self) -> bool {
         !self.writer.has_rest()
     }
 
-    /// The payload of the next frame, if one is there.
+    /// Returns the payload of the next frame, if there is one.
     pub fn receive(&mut self) -> Option<&[u8]> {
         if !self.readable || self.ended {
             return None;
@@ -118,10 +118,10 @@ impl FrameEnd {
         None
     }
 
-    /// Has the switch learn, when this is dropped, that it did not end in order: a FIN
-    /// of a member would say that its replies are whole.
+    /// Makes the socket send a reset when dropped, so the switch learns that the end was
+    /// not orderly. A member's FIN would mean that its replies are whole.
     pub fn reset(&self) {
-        // One that is reset already needs nothing.
+        // A socket that is already reset needs nothing.
         let _ = sockopt::set_socket_linger(self.reader.get_ref(), Some(Duration::ZERO));
     }
 }
@@ -161,7 +161,7 @@ impl ByteEnd {
         self.ended
     }
 
-    /// Sends what waits; true if any of it went.
+    /// Sends waiting bytes; returns whether any left.
     pub fn send(&mut self) -> Result<bool, String> {
         let mut moved = false;
         while !self.queue.is_empty() {
@@ -176,14 +176,15 @@ impl ByteEnd {
         Ok(moved)
     }
 
-    /// What has come, in `buffer`: nothing at the end; `None` if there is nothing now.
+    /// Reads into `buffer`: an empty slice at the end, `None` if nothing is there now.
     pub fn read<'a>(&mut self, buffer: &'a mut [u8]) -> Result<Option<&'a [u8]>, String> {
         while self.readable && !self.ended {
             match self.plain.read(buffer) {
                 Ok(length) => {
                     self.ended = length == 0;
-                    // Less than was asked for is all, and what comes then is an event
-                    // (epoll(7)); but an end that came before this read is none any more.
+                    // A short read emptied the socket, and later bytes raise an event
+                    // (epoll(7)). But an end that arrived before this read raises none
+                    // any more.
                     self.readable = length == buffer.len() || self.hung_up;
                     return Ok(buffer.get(..length));
                 }
@@ -195,16 +196,16 @@ impl ByteEnd {
         Ok(None)
     }
 
-    /// There may be more to read.
+    /// Returns whether there may be more to read.
     pub const fn is_readable(&self) -> bool {
         self.readable && !self.ended
     }
 }
 
-/// Whether connecting is over, once the kernel says that a socket can be written.
+/// Returns whether connecting is over, once the kernel reports a socket as writable.
 pub fn is_connected(socket: BorrowedFd<'_>) -> Result<bool, String> {
     match sockopt::socket_error(socket) {
-        // A socket that was never asked to connect is writable, too.
+        // A socket that never connected is writable, too.
         Ok(Ok(())) => Ok(rustix::net::getpeername(socket).is_ok()),
         Ok(Err(error)) | Err(error) => Err(said("connecting")(error.into())),
     }

@@ -1,22 +1,22 @@
-//! The member's side: requests out of frames to a server, its replies into frames.
+//! The member side: requests out of frames to a server, its replies into frames.
 
 use std::collections::VecDeque;
 
 use super::queue::{Header, Messages, QUEUE_MAX, Queue, Scanner, push_frames};
 
-/// Requests that a server has not answered; beyond, no frame is read.
+/// Requests that a server has not answered; beyond this, no frame is read.
 const OUTSTANDING_MAX: usize = 16 << 10;
 
-/// A peer's connection to one server, which answers in the order asked.
+/// A peer's connection to one server, which answers in the order of the requests.
 #[derive(Debug)]
 pub struct Member {
     frame_max: usize,
     scanner: Scanner,
-    /// The requests that are not answered yet, the oldest first.
+    /// Unanswered requests, oldest first.
     ids: VecDeque<u32>,
-    /// The request of which more is to come, and where that goes on.
+    /// The unfinished request, and the offset at which it continues.
     unfinished: Option<(u32, u32)>,
-    /// Where the oldest one's reply goes on.
+    /// Offset at which the oldest request's reply continues.
     offset: Option<u32>,
 }
 
@@ -31,7 +31,7 @@ impl Member {
         }
     }
 
-    /// Nothing is owed to the peer.
+    /// Returns whether nothing is owed to the peer.
     pub fn is_idle(&self) -> bool {
         self.ids.is_empty()
     }
@@ -40,8 +40,9 @@ impl Member {
         self.ids.len() < OUTSTANDING_MAX
     }
 
-    /// Takes a frame of the switch's: its bytes go to the server. An error for one that
-    /// does not follow what came: what is missing went to another member.
+    /// Accepts a frame from the switch and passes its bytes to the server. Returns an
+    /// error for a frame that does not follow its predecessor: the missing one went to
+    /// another member.
     pub fn frame(&mut self, payload: &[u8], server: &mut Queue) -> Result<(), String> {
         let (header, bytes) = Header::parse(payload).ok_or("a frame without a bridge's header")?;
         if header.offset.map(|offset| (header.id, offset)) != self.unfinished {
@@ -56,7 +57,7 @@ impl Member {
         Ok(())
     }
 
-    /// Takes what the server has answered.
+    /// Accepts bytes that the server has answered.
     pub fn bytes(&mut self, mut bytes: &[u8], frames: &mut Queue) -> Result<(), String> {
         while !bytes.is_empty() {
             let id = *self.ids.front().ok_or("the server answers unasked")?;

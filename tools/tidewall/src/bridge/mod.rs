@@ -1,10 +1,14 @@
-//! `tidewall acp-bridge`: programs that know nothing of frames, at both ends of a switch.
+//! `tidewall acp-bridge` connects programs that know nothing of frames, at both ends of a
+//! switch.
 //!
-//! `client` and `member` are the two sides, without I/O; `commands` knows what is done
-//! with which command of Redis, `queue` has the header between bridges, and `requests`
-//! whose requests share a connection. `ends` are the sockets: `shared` has programs' and
-//! the one to the switch, `pair` the switch's and the one to the member's server. Here
-//! one thread waits for all of them.
+//! - `client` and `member` are the two sides, without I/O.
+//! - `commands` knows the treatment of each Redis command.
+//! - `queue` has the header between bridges.
+//! - `requests` records whose requests share a connection.
+//! - `ends` are the sockets: `shared` has the programs' sockets and the one to the
+//!   switch, `pair` the switch's and the one to the member's server.
+//!
+//! One thread, here, waits for all of them.
 
 mod client;
 mod commands;
@@ -44,34 +48,36 @@ use pair::Pair;
 use queue::Messages;
 use shared::{Over, Shared};
 
-/// How often it looks for signals.
+/// How often the bridge checks for signals.
 const LOOK: Timespec = Timespec {
     tv_sec: 0,
     tv_nsec: 100_000_000,
 };
-/// Connections that the kernel keeps until they are taken.
+/// Connections that the kernel queues until they are accepted.
 const BACKLOG: i32 = 512;
-/// What one read takes at most.
+/// Most bytes of one read.
 const READ: usize = 64 << 10;
-/// Connections to the switch that programs of Redis share. Fewer fill segments better;
-/// with one, a frame that is lost keeps every program waiting.
+/// Connections to the switch that Redis programs share. Fewer fill segments better; with
+/// only one, a lost frame delays every program.
 const SHARED: u32 = 2;
 /// The event of the listener; connections count from 0.
 const LISTENER: u64 = u64::MAX;
-/// Errors that are printed; after so many it only counts.
+/// Errors printed; later ones are only counted.
 const ERRORS_SHOWN: u64 = 20;
 
-/// Let unmodified programs use a switch: messages of a TCP connection into frames (ACP) and back.
+/// Let unmodified programs use a switch: translate the messages of a TCP connection into
+/// frames (ACP) and back.
 ///
-/// On the client's side a program connects to it as to its server; commands of RESP (Redis) of
-/// several keys (MGET, MSET, DEL, EXISTS, UNLINK, TOUCH) are cut by key, and replies come in the order
-/// asked. What needs all members at once, or several keys in one (MULTI, SUBSCRIBE, SELECT, KEYS,
-/// RENAME …), is refused with an error. On the member's side it connects to the member's
-/// server for each connection of the switch's. Programs share a few connections to the switch, so that
-/// their requests share segments: if one of these ends, all programs on it are broken off. One
-/// thread; needs no privileges. The switch needs
-/// `kernel-ends = true`, its module key-value `key = [8, 9]`, since a header of 8 bytes precedes commands;
-/// segmentation offloads are to be off on the switch's way (docs/acp.md).
+/// On the client side, a program connects to the bridge as to its server. RESP (Redis)
+/// commands with several keys (MGET, MSET, DEL, EXISTS, UNLINK, TOUCH) are split by key,
+/// and replies arrive in the order of the requests. Commands that need all members at
+/// once, or several keys in one (MULTI, SUBSCRIBE, SELECT, KEYS, RENAME …), are rejected
+/// with an error. On the member side, the bridge connects to the member's server once for
+/// each connection from the switch. Programs share a few connections to the switch, so
+/// that their requests share segments. If one of these ends, all programs on it are
+/// disconnected. One thread; needs no privileges. The switch needs `kernel-ends = true`,
+/// and its key-value module `key = [8, 9]`, since a header of 8 bytes precedes commands.
+/// Segmentation offloads must be off on the path to the switch (docs/acp.md).
 #[derive(clap::Args)]
 #[command(after_help = "Examples:\n  \
     tidewall acp-bridge client --listen 127.0.0.1:6379 --to 10.0.0.99:6379\n  \
@@ -79,28 +85,29 @@ const ERRORS_SHOWN: u64 = 20;
     tidewall acp-bridge member --listen 10.0.1.2:6379 --to unix:/run/redis/redis.sock\n\n\
     Exit codes: 0 ended by a signal; 1 it failed; 2 it could not begin.")]
 pub struct Arguments {
-    /// Whether programs connect to it, or the switch
+    /// Side of the bridge: programs connect to it, or the switch does
     #[arg(value_name = "client|member", value_enum)]
     side: Side,
-    /// Where it listens
+    /// Address to listen on
     #[arg(long, value_name = "ADDRESS:PORT", value_parser = units::address::<SocketAddr>)]
     listen: SocketAddr,
     /// The switch's virtual address, or the member's server
     #[arg(long, value_name = "ADDRESS:PORT|unix:PATH")]
     to: Target,
-    /// What a message is: a value of RESP, or bytes behind their length (4 bytes, big endian; one
-    /// message each way in turn, a request no longer than a segment)
+    /// Kind of message: a RESP value, or bytes behind their length (4 bytes, big endian;
+    /// one message each way in turn, a request no longer than a segment)
     #[arg(long, value_name = "KIND", value_enum, default_value = "resp")]
     messages: Messages,
-    /// Segments of frames of at most so many bytes, where a link on the way carries less than the
-    /// first one
+    /// Most bytes of a segment of frames, if a link on the path carries less than the
+    /// first link
     #[arg(long, value_name = "BYTES", value_parser = clap::value_parser!(u16).range(128..=32_767))]
     segment: Option<u16>,
     /// Connections to the switch that all programs share; 0: one for each program
-    /// [default: 2 for resp, 0 for length, whose servers may keep something for a connection]
+    /// [default: 2 for resp, 0 for length, whose servers may keep state for each
+    /// connection]
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(0..=1024))]
     shared: Option<u32>,
-    /// Connections at a time; others wait
+    /// Most concurrent connections; others wait
     #[arg(long, value_name = "N", default_value_t = 1024, value_parser = clap::value_parser!(u32).range(1..=65_536))]
     connections: u32,
 }
@@ -172,15 +179,15 @@ struct Bridge<'a> {
     arguments: &'a Arguments,
     epoll: OwnedFd,
     listener: TcpListener,
-    /// There may be connections that wait to be taken.
+    /// Connections may be waiting to be accepted.
     acceptable: bool,
-    /// Connections of frames with those of bytes that use them.
+    /// Connections of frames, with the byte connections that use them.
     groups: HashMap<u64, Group>,
-    /// The group of each connection that was taken and lives.
+    /// The group of each accepted, live connection.
     owners: HashMap<u64, u64>,
     /// The next connection's number.
     next: u64,
-    /// Groups with something to do at once.
+    /// Groups that can do more at once.
     again: Vec<u64>,
     events: Vec<epoll::Event>,
     buffer: Vec<u8>,
@@ -262,7 +269,7 @@ impl<'a> Bridge<'a> {
         })
     }
 
-    /// Waits for the kernel, at most [`LOOK`], and does what there is.
+    /// Waits for the kernel, at most [`LOOK`], and handles its events.
     fn turn(&mut self) -> io::Result<()> {
         self.accept();
         let timeout = if self.again.is_empty() {
@@ -336,7 +343,7 @@ impl<'a> Bridge<'a> {
         Ok(())
     }
 
-    /// Ends a connection of frames, and what uses it.
+    /// Ends a connection of frames, and the connections that use it.
     fn break_off(&mut self, group: u64, what: &str) {
         let Some(it) = self.groups.remove(&group) else {
             return;
@@ -352,13 +359,14 @@ impl<'a> Bridge<'a> {
         }
     }
 
-    /// Takes the connections that wait, as many as there may be.
+    /// Accepts the waiting connections, up to the limit.
     fn accept(&mut self) {
         while self.acceptable && self.owners.len() < self.arguments.connections as usize {
             let stream = match self.listener.accept() {
                 Ok((stream, _)) => stream,
                 Err(error) => {
-                    // One that went again, or no descriptors: it is tried again later.
+                    // The connection went away again, or there are no descriptors:
+                    // retried later.
                     self.acceptable = error.kind() != io::ErrorKind::WouldBlock;
                     return;
                 }
@@ -371,9 +379,8 @@ impl<'a> Bridge<'a> {
         }
     }
 
-    /// Joins a connection that was taken to one that goes on. One for which that fails is
-    /// reset, so that a switch takes its member for dead and not for one that has nothing
-    /// to say.
+    /// Joins an accepted connection to a new outgoing one. If that fails, the connection
+    /// is reset, so that a switch declares its member dead rather than silent.
     fn join(&mut self, stream: TcpStream) -> io::Result<()> {
         sockopt::set_socket_linger(&stream, Some(Duration::ZERO))?;
         stream.set_nonblocking(true)?;
@@ -396,8 +403,8 @@ impl<'a> Bridge<'a> {
         }
     }
 
-    /// Gives a program a connection to the switch: one of its own, or that of those which
-    /// may be shared that the fewest use.
+    /// Assigns a program a connection to the switch: its own, or the least used of the
+    /// shared ones.
     fn share(&mut self, number: u64, program: TcpStream) -> io::Result<()> {
         let messages = self.arguments.messages;
         let default = match messages {
@@ -436,7 +443,7 @@ impl<'a> Bridge<'a> {
         Ok(())
     }
 
-    /// A connection that goes on, which may not stand yet.
+    /// Begins an outgoing connection, which may not be established yet.
     fn connect(&self) -> io::Result<OwnedFd> {
         match &self.arguments.to {
             Target::Tcp(address) => {
@@ -457,7 +464,7 @@ impl<'a> Bridge<'a> {
         }
     }
 
-    /// Has the events of a socket come with this number.
+    /// Registers a socket for events, under this token.
     fn watch(&self, token: u64, socket: BorrowedFd<'_>) -> io::Result<()> {
         use epoll::EventFlags as Flags;
         let flags = Flags::IN | Flags::OUT | Flags::RDHUP | Flags::ET;
@@ -470,7 +477,7 @@ impl<'a> Bridge<'a> {
     }
 }
 
-/// Counts a connection that was broken off, and says why.
+/// Counts a connection that was broken off, and prints why.
 fn report(errors: &mut u64, what: &str) {
     *errors += 1;
     if *errors <= ERRORS_SHOWN {
@@ -481,7 +488,7 @@ fn report(errors: &mut u64, what: &str) {
     }
 }
 
-/// A socket that waits for nothing.
+/// Creates a non-blocking socket.
 pub fn tcp_socket(address: SocketAddr) -> io::Result<OwnedFd> {
     let family = match address {
         SocketAddr::V4(_) => AddressFamily::INET,
@@ -491,7 +498,7 @@ pub fn tcp_socket(address: SocketAddr) -> io::Result<OwnedFd> {
     Ok(socket_with(family, SocketType::STREAM, flags, None)?)
 }
 
-/// Whether connecting has begun.
+/// Returns whether connecting has begun.
 pub fn begun(result: rustix::io::Result<()>) -> io::Result<()> {
     match result {
         Ok(()) | Err(Errno::INPROGRESS) => Ok(()),

@@ -1,4 +1,4 @@
-//! A member's connection with the switch, and the one to its server.
+//! A member's connection to the switch, and the one to its server.
 
 use std::fs::File;
 use std::io;
@@ -10,12 +10,12 @@ use super::ends::{ByteEnd, Event, FrameEnd, Next, is_connected, said};
 use super::member::Member;
 use super::queue::{Messages, QUEUE_MAX, Queue};
 
-/// Rounds of reading and sending before others have their turn.
+/// Rounds of reading and sending before other connections have their turn.
 pub const ROUNDS: usize = 16;
-/// Frames of a round.
+/// Frames per round.
 pub const FRAMES: usize = 512;
 
-/// Two connections, of which the one to the server may not stand yet.
+/// Two connections; the one to the server may not be established yet.
 #[derive(Debug)]
 pub struct Pair {
     frames: FrameEnd,
@@ -60,7 +60,8 @@ impl Pair {
         Ok(())
     }
 
-    /// Reads and sends what there is, within bounds; `buffer` is for what is read.
+    /// Reads and sends what there is, within bounds; `buffer` is scratch space for
+    /// reading.
     pub fn turn(&mut self, buffer: &mut [u8]) -> Result<Next, String> {
         if self.connecting {
             return Ok(Next::Wait);
@@ -107,7 +108,7 @@ impl Pair {
         Ok(true)
     }
 
-    /// Whether all that was asked has been answered and both sides know.
+    /// Returns whether every request has been answered and both sides know.
     fn is_over(&mut self) -> Result<bool, String> {
         let frames_ended = self.frames.has_ended();
         let taken = self.server.queue.is_empty();

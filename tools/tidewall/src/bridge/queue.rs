@@ -1,11 +1,11 @@
-//! Bytes on their way, and the frames that a bridge makes of them.
+//! Queued bytes, and the frames that a bridge makes of them.
 
 use tidewall_wire::acp;
 
-/// Beyond so many bytes that wait to be sent nothing more is read for them.
+/// Waiting bytes beyond which nothing more is read for a queue.
 pub const QUEUE_MAX: usize = 256 << 10;
 
-/// Bytes in order; the first ones go first.
+/// Bytes in order, first in, first out.
 #[derive(Debug, Default)]
 pub struct Queue {
     bytes: Vec<u8>,
@@ -37,35 +37,37 @@ impl Queue {
             self.start = 0;
             self.bytes.shrink_to(QUEUE_MAX);
         } else if self.start >= self.bytes.len() / 2 {
-            // No byte is moved more often than once for each that went.
+            // Each byte is moved at most once for each byte sent.
             self.bytes.drain(..self.start);
             self.start = 0;
         }
     }
 }
 
-/// What stands before the bytes in each frame between two bridges; 8 bytes, and 4 more
-/// behind the route where the frame goes on with a message:
+/// The header before the bytes of each frame between two bridges: 8 bytes, and 4 more
+/// behind the route if the frame continues a message.
 ///
 /// ```text
-/// | id, 4 bytes, big endian | version 2 | flags | route, 2 bytes, big endian | route | offset | bytes |
+/// | id, 4 bytes, big endian | version 2 | flags | route, 2 bytes, big endian |
+/// | route | offset | bytes |
 /// ```
 ///
 /// The switch sees frames of many requests and keeps no order between members, so each
-/// reply has the id of its request. `route` bytes behind the header are read by the
-/// switch's module alone: a command that gives the key, before a part of one that is
-/// too long for a frame.
+/// reply carries the id of its request. Only the switch's module reads the `route` bytes
+/// behind the header. They are a command that names the key, and precede each part of a
+/// command too long for one frame.
 ///
-/// The switch steers each frame by itself. When members come or go between two frames of
-/// a command, the later one may reach another member than the first: by the offset each
-/// member knows whether a frame follows what it has.
+/// The switch steers each frame by itself. If members come or go between two frames of a
+/// command, the later frame may reach another member than the first. The offset shows
+/// each member whether a frame follows its predecessor.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Header {
     pub id: u32,
-    /// Nothing follows of this request or reply.
+    /// The request or reply ends with this frame.
     pub last: bool,
     pub route: u16,
-    /// Bytes of the request or reply that went before, modulo 2^32; `None`: it begins here.
+    /// Bytes of the request or reply that precede this frame, modulo 2^32; `None`: it
+    /// begins here.
     pub offset: Option<u32>,
 }
 
@@ -78,7 +80,7 @@ const GOES_ON: u8 = 2;
 pub const OFFSET_LEN: usize = 4;
 
 impl Header {
-    /// What goes before the route.
+    /// Returns the bytes before the route.
     fn bytes(self) -> [u8; HEADER_LEN] {
         let [a, b, c, d] = self.id.to_be_bytes();
         let [high, low] = self.route.to_be_bytes();
@@ -87,7 +89,7 @@ impl Header {
         [a, b, c, d, VERSION, flags, high, low]
     }
 
-    /// Puts header, route and bytes behind what is in the queue.
+    /// Appends header, route and bytes to the queue.
     pub fn push(self, route: &[u8], bytes: &[u8], to: &mut Queue) {
         to.push(&self.bytes());
         to.push(route);
@@ -97,13 +99,14 @@ impl Header {
         to.push(bytes);
     }
 
-    /// Where the next frame of the same message goes on; `None` behind its last.
+    /// Returns the offset at which the next frame of the message continues; `None` after
+    /// its last.
     pub fn next_offset(self, bytes: usize) -> Option<u32> {
         let next = self.offset.unwrap_or(0).wrapping_add(bytes as u32);
         (!self.last).then_some(next)
     }
 
-    /// The header of a frame, and the bytes of the message.
+    /// Parses the header of a frame; returns it and the message's bytes.
     pub fn parse(payload: &[u8]) -> Option<(Self, &[u8])> {
         let (header, rest) = payload.split_first_chunk::<HEADER_LEN>()?;
         let [a, b, c, d, version, flags, high, low] = *header;
@@ -124,10 +127,10 @@ impl Header {
     }
 }
 
-/// Puts bytes of one request or reply behind the frames in the queue: in as many
-/// frames as they take, each with the route; `offset` is where they begin in it, `None` at
-/// its beginning, and then where the next ones do. False, with nothing done, if a frame
-/// has no room beside the route.
+/// Appends bytes of one request or reply to the queue, in as many frames as they need,
+/// each with the route. `offset` is their position in the message, `None` at its
+/// beginning, and is advanced to the next bytes. Returns false, and does nothing, if a
+/// frame has no room beside the route.
 pub fn push_frames(
     frames: &mut Queue,
     frame_max: usize,
@@ -171,25 +174,25 @@ pub fn push_frames(
     }
 }
 
-/// How a stream of bytes is made of messages.
+/// How a byte stream is divided into messages.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
 pub enum Messages {
     /// Values of RESP (Redis)
     Resp,
-    /// Each behind its length, 4 bytes, big endian
+    /// Bytes behind their length, 4 bytes, big endian
     Length,
 }
 
-/// The most bytes of a message behind its length.
+/// Most bytes of a message behind its length.
 const LENGTH_MAX: u64 = tidewall_wire::resp::BULK_MAX;
 
-/// Finds the end of each message, wherever the bytes are cut.
+/// Finds the end of each message, however the bytes are divided.
 #[derive(Debug)]
 pub enum Scanner {
     Resp(tidewall_wire::resp::Scanner),
-    /// Of the message's length so many bytes have come, with this value.
+    /// The number of length bytes received, and their value.
     Length(u8, u64),
-    /// So many bytes of the message are missing.
+    /// Bytes of the message still missing.
     Body(u64),
 }
 
@@ -201,7 +204,7 @@ impl Scanner {
         }
     }
 
-    /// As [`tidewall_wire::resp::Scanner::scan`].
+    /// Scans as [`tidewall_wire::resp::Scanner::scan`] does.
     pub fn scan(&mut self, bytes: &[u8]) -> Result<(usize, bool), String> {
         let mut at = 0;
         while let Some(rest) = bytes.get(at..).filter(|rest| !rest.is_empty()) {

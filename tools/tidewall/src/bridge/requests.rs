@@ -1,18 +1,18 @@
-//! Requests of several programs over one connection, and whose replies come back.
+//! The requests of several programs over one connection, and the owner of each reply.
 
 use super::queue::{Header, Queue, push_frames};
 
-/// Frames on their way to members, and who waits for what they answer.
+/// Frames on their way to members, and the programs that wait for their answers.
 ///
-/// Ids are places here, taken again once answered: so what is kept is bounded by what is
-/// unanswered, however long one of many requests waits.
+/// An id is an index here, and is reused once answered. So state is bounded by the number
+/// of unanswered requests, however long one of many takes.
 #[derive(Debug, Default)]
 pub struct Requests {
     pub frames: Queue,
-    /// The most payload of a frame.
+    /// Largest payload of a frame.
     pub frame_max: usize,
     waiting: Vec<Option<Waiting>>,
-    /// Places where nobody waits.
+    /// Free indices.
     free: Vec<u32>,
 }
 
@@ -20,14 +20,14 @@ pub struct Requests {
 struct Waiting {
     program: u64,
     part: u32,
-    /// Where the reply goes on, once some of it has come.
+    /// Offset at which the reply continues, once part of it has arrived.
     offset: Option<u32>,
 }
 
-/// (A part of) a reply.
+/// A reply, or a part of one.
 #[derive(Debug, PartialEq, Eq)]
 pub struct Reply<'a> {
-    /// Who asked, and for which part of its requests.
+    /// The program that sent the request; `part` is the part of its requests.
     pub program: u64,
     pub part: u32,
     pub last: bool,
@@ -35,7 +35,8 @@ pub struct Reply<'a> {
 }
 
 impl Requests {
-    /// With frames of at most so much payload, which may become known later.
+    /// Creates an empty set, with frames of at most `frame_max` bytes of payload; the
+    /// limit may become known later.
     pub fn new(frame_max: usize) -> Self {
         Self {
             frame_max,
@@ -43,12 +44,12 @@ impl Requests {
         }
     }
 
-    /// Nobody waits for anything.
+    /// Returns whether no request is waiting.
     pub const fn is_idle(&self) -> bool {
         self.waiting.len() == self.free.len()
     }
 
-    /// As [`push_frames`], of a part of a program's requests.
+    /// Acts as [`push_frames`], for a part of a program's requests.
     pub fn push(&mut self, program: u64, part: u32, route: &[u8], bytes: &[u8]) -> bool {
         let id = self.free.last().copied();
         let id = id.unwrap_or(self.waiting.len() as u32);
@@ -69,7 +70,7 @@ impl Requests {
         pushed
     }
 
-    /// Whose the reply in a frame is.
+    /// Finds the owner of the reply in a frame.
     pub fn reply<'a>(&mut self, payload: &'a [u8]) -> Result<Reply<'a>, String> {
         let (header, bytes) = Header::parse(payload).ok_or("a frame without a bridge's header")?;
         let place = self.waiting.get_mut(header.id as usize);
@@ -114,7 +115,7 @@ mod tests {
         };
         assert!(!requests.push(7, 0, &[b'k'; 100], b"GET"));
         assert!(requests.push(7, 0, &[], b"GET") && requests.push(8, 5, &[], b"GET"));
-        // A reply in two frames, out of turn.
+        // A reply in two frames, out of order.
         for (last, offset) in [(false, None), (true, Some(2))] {
             assert!(requests.reply(&reply(1, last, Some(7))).is_err());
             let payload = reply(1, last, offset);

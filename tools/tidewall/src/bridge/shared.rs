@@ -1,9 +1,9 @@
 //! A connection to the switch, and the programs that share it.
 //!
-//! What all of them ask at one time leaves together, in segments as full as can be: for
-//! each member's segment, and not for each program's, switch, member and server pay. A
-//! program that does not read its replies must keep nobody else from theirs, so they
-//! are kept for it, within bounds.
+//! Requests made at the same time leave together, in segments as full as possible:
+//! switch, member and server then pay per segment for each member, not per program. A
+//! program that does not read its replies must not delay the others, so its replies are
+//! kept, within bounds.
 
 use std::collections::{HashMap, VecDeque};
 use std::fs::File;
@@ -16,7 +16,7 @@ use super::pair::{FRAMES, ROUNDS};
 use super::queue::{Messages, QUEUE_MAX};
 use super::requests::Requests;
 
-/// Programs that are over, by number, and why, if one was broken off.
+/// Programs that have ended, by number, with the error of those that were broken off.
 pub type Over = Vec<(u64, Option<String>)>;
 
 #[derive(Debug)]
@@ -25,7 +25,7 @@ pub struct Shared {
     requests: Requests,
     messages: Messages,
     programs: HashMap<u64, Program>,
-    /// Those with something to do, who has waited longest first.
+    /// Programs that can do more, the longest-waiting first.
     due: VecDeque<u64>,
     connecting: bool,
 }
@@ -38,7 +38,7 @@ struct Program {
 }
 
 impl Shared {
-    /// Of a connection that is being made.
+    /// Wraps a connection that is being established.
     pub fn new(frames: TcpStream, messages: Messages) -> io::Result<Self> {
         Ok(Self {
             frames: FrameEnd::new(frames)?,
@@ -54,12 +54,12 @@ impl Shared {
         &self.frames
     }
 
-    /// How many programs share it; `None` if it takes no others.
+    /// Returns how many programs share it; `None` if it accepts no more.
     pub fn load(&self) -> Option<usize> {
         (!self.frames.has_ended()).then_some(self.programs.len())
     }
 
-    /// Of all programs that share it.
+    /// Returns all programs that share it.
     pub fn programs(&self) -> impl Iterator<Item = u64> {
         self.programs.keys().copied()
     }
@@ -90,8 +90,8 @@ impl Shared {
         }
     }
 
-    /// Reads and sends what there is, within bounds; `buffer` is for what is read.
-    /// Programs that are over are no longer here then.
+    /// Reads and sends what there is, within bounds; `buffer` is scratch space for
+    /// reading. Programs that end are removed and listed in `over`.
     pub fn turn(&mut self, buffer: &mut [u8], over: &mut Over) -> Result<Next, String> {
         if self.connecting {
             return Ok(Next::Wait);
@@ -101,7 +101,7 @@ impl Shared {
             moved |= self.serve(buffer, over);
             if self.programs.is_empty() {
                 if !self.requests.is_idle() {
-                    // What is on its way to members may end within a frame.
+                    // The bytes on their way to members may end within a frame.
                     self.frames.reset();
                 }
                 return Ok(Next::Over);
@@ -116,12 +116,12 @@ impl Shared {
         Ok(Next::Again)
     }
 
-    /// Gives programs the replies that have come.
+    /// Hands programs the replies that have arrived.
     fn receive(&mut self, over: &mut Over) -> Result<bool, String> {
         let ended = self.frames.has_ended();
         let mut moved = false;
         for _ in 0..FRAMES {
-            // A lone program is waited for.
+            // With a lone program, receiving waits for it.
             let full = |it: &Program| it.bytes.queue.len() >= QUEUE_MAX;
             if self.programs.len() == 1 && self.programs.values().any(full) {
                 break;
@@ -132,7 +132,7 @@ impl Shared {
             moved = true;
             let reply = self.requests.reply(payload)?;
             let number = reply.program;
-            // One that has gone wants no reply.
+            // A program that has gone wants no reply.
             let Some(program) = self.programs.get_mut(&number) else {
                 continue;
             };
@@ -158,7 +158,7 @@ impl Shared {
         Ok(moved || ends)
     }
 
-    /// Breaks off the program that most is kept for, once too much is kept for all together.
+    /// Breaks off the program with the most kept bytes, once the total exceeds the bound.
     fn bound(&mut self, over: &mut Over) {
         let kept: usize = self.programs.values().map(Program::kept).sum();
         let most = self.programs.iter().max_by_key(|(_, it)| it.kept());
@@ -171,7 +171,8 @@ impl Shared {
         }
     }
 
-    /// Each program that has something to do, once; true if more can be done at once.
+    /// Serves each program that can do more, once; returns whether more can be done at
+    /// once.
     fn serve(&mut self, buffer: &mut [u8], over: &mut Over) -> bool {
         let mut moved = false;
         for _ in 0..self.due.len() {
@@ -207,7 +208,7 @@ impl Shared {
 }
 
 impl Program {
-    /// Bytes of replies that it does not read, or that wait for earlier ones.
+    /// Returns the bytes of replies that it has not read, or that wait for earlier ones.
     fn kept(&self) -> usize {
         self.bytes.queue.len() + self.client.held()
     }
@@ -219,10 +220,10 @@ impl Program {
         }
     }
 
-    /// Makes frames of what it asks, and gives it what is answered.
+    /// Makes frames of the program's requests, and sends it the replies.
     fn turn(&mut self, requests: &mut Requests, buffer: &mut [u8]) -> Result<Next, String> {
         let queue = &mut self.bytes.queue;
-        // What limits kept back may go on now.
+        // Messages that the limits kept back may continue now.
         self.client.resume(requests, queue)?;
         if self.client.wants_bytes()
             && let Some(read) = self.bytes.read(buffer)?
@@ -232,7 +233,7 @@ impl Program {
             }
             self.client.bytes(read, requests, &mut self.bytes.queue)?;
         }
-        // Replies may wait for room here, of which no event will tell.
+        // Replies may wait for room here, which no event reports.
         let full = self.bytes.queue.len() >= QUEUE_MAX;
         let room = self.bytes.send()? && full;
         let done = self.client.is_done() && self.bytes.queue.is_empty();
@@ -244,7 +245,8 @@ impl Program {
         })
     }
 
-    /// Gives it what came before the connection with the switch ended.
+    /// Sends the program the replies that arrived before the connection with the switch
+    /// ended.
     fn last_turn(&mut self, failed: Option<&str>) -> Result<Next, String> {
         self.bytes.send()?;
         if !self.bytes.queue.is_empty() {
@@ -270,7 +272,7 @@ mod tests {
     use super::super::queue::{Header, Queue};
     use super::*;
 
-    /// Two ends of a connection over loopback.
+    /// Returns the two ends of a connection over loopback.
     fn connection() -> (TcpStream, TcpStream) {
         let listener = TcpListener::bind("127.0.0.1:0").unwrap();
         let near = TcpStream::connect(listener.local_addr().unwrap()).unwrap();
@@ -286,14 +288,15 @@ mod tests {
         hung_up: false,
     };
 
-    /// A connection that programs share, the switch's end of it, and programs' own ends.
+    /// A connection that programs share, the switch's end of it, and the programs' own
+    /// ends.
     struct System {
         shared: Shared,
         reader: FrameReader<TcpStream>,
         writer: FrameWriter,
         programs: Vec<TcpStream>,
         over: Over,
-        /// Where replies go on that have not ended.
+        /// Offsets at which unfinished replies continue.
         offsets: HashMap<u32, u32>,
     }
 
@@ -321,7 +324,7 @@ mod tests {
 
         fn turn(&mut self) {
             self.shared.frames_event(EVENT).unwrap();
-            // One that has gone has no events.
+            // A program that has gone has no events.
             for number in 0..3 {
                 self.shared.program_event(number, EVENT);
             }
@@ -338,7 +341,7 @@ mod tests {
             self.part(id, true, bytes);
         }
 
-        /// A part of a reply.
+        /// Sends a part of a reply.
         fn part(&mut self, id: u32, last: bool, bytes: &[u8]) {
             let header = Header {
                 id,
@@ -360,8 +363,8 @@ mod tests {
         }
     }
 
-    /// What was kept back goes out in the turn in which replies have made room for it:
-    /// no event would bring another turn.
+    /// Messages that were kept back leave in the same turn in which replies make room for
+    /// them: no event would bring another turn.
     #[test]
     fn what_limits_kept_back_is_sent_when_replies_come() {
         const COMMANDS: usize = 1500;
@@ -378,7 +381,8 @@ mod tests {
         system.hears(0, b"$-1\r\n");
     }
 
-    /// What programs do not read is bounded for all together, and who reads goes on.
+    /// Unread replies are bounded for all programs together, and programs that read
+    /// continue.
     #[test]
     fn who_reads_nothing_is_broken_off_and_nobody_else() {
         const PIECE: usize = 30_000;
@@ -388,7 +392,7 @@ mod tests {
         }
         system.turn();
         let ids: Vec<_> = (0..3).map(|_| system.asked()).collect();
-        // A reply that does not end, to the first twice as fast.
+        // An endless reply, twice as fast to the first program.
         let piece = |system: &mut System, id, first: bool| {
             let start = if first { "$1000000000\r\n" } else { "" };
             system.part(id, false, &[start.as_bytes(), &[b'x'; PIECE]].concat());
@@ -412,8 +416,8 @@ mod tests {
         assert_eq!(system.shared.load(), Some(2));
     }
 
-    /// Programs ask in one segment; each hears its own replies, in the order asked, also
-    /// when another leaves or does not read.
+    /// Programs ask in one segment; each receives its own replies, in the order of its
+    /// requests, even if another leaves or does not read.
     #[test]
     fn each_of_several_programs_hears_what_it_asked() {
         let mut system = System::new(3);
@@ -425,7 +429,7 @@ mod tests {
         system.turn();
         let ids: Vec<_> = (0..6).map(|_| system.asked()).collect();
         assert_eq!(ids, [0, 1, 2, 3, 4, 5]);
-        // One leaves at once: what it asked comes to nobody.
+        // One leaves at once: no program receives its reply.
         drop(system.programs.remove(1));
         for id in [5, 3, 1, 4, 2, 0] {
             system.reply(id, format!(":{id}\r\n").as_bytes());
@@ -441,7 +445,7 @@ mod tests {
         system.hears(1, b":4\r\n:5\r\n");
         assert_eq!(system.over.iter().map(|it| it.0).collect::<Vec<_>>(), [1]);
         assert_eq!(system.shared.load(), Some(2));
-        // More than one that does not read can hold: the other goes on.
+        // More than one program that does not read can hold: the other continues.
         let long = [b"$1000000\r\n", &[b'x'; 1_000_000][..], b"\r\n"].concat();
         system.programs[0]
             .write_all(&b"GET long\r\n".repeat(3))
@@ -457,7 +461,7 @@ mod tests {
         system.reply(ids[3], b":7\r\n");
         system.turn();
         system.hears(1, b":7\r\n");
-        // The end of the connection is every program's, once it has what came before.
+        // The connection's end reaches every program, after the earlier replies.
         drop((system.reader, system.writer));
         let (mut shared, mut over) = (system.shared, Vec::new());
         let mut said = Vec::new();

@@ -13,12 +13,11 @@ use super::member::Member;
 use super::queue::{Messages, Queue};
 use super::requests::Requests;
 
-/// The least that a frame may be here, so that commands are cut.
+/// The smallest frame limit, so that commands are split.
 const FRAME_MAX: usize = 100;
 const MEMBERS: usize = 3;
 
-/// A server that keeps nothing: a reply to each command of a member, which says what
-/// reached it.
+/// A stateless server that replies to each command with what reached it.
 #[derive(Default)]
 struct Server {
     input: Vec<u8>,
@@ -77,7 +76,7 @@ impl System {
         (self.random % bound as u64) as usize
     }
 
-    /// The switch: each frame to the member of its key.
+    /// Switches each frame to the member of its key.
     fn switch(&mut self) {
         let frames = std::mem::take(&mut self.requests.frames);
         for frame in Frames::new(frames.as_slice()) {
@@ -92,7 +91,7 @@ impl System {
         }
     }
 
-    /// Some of what waits somewhere; false when nothing does.
+    /// Moves some of what waits anywhere; returns false when nothing does.
     fn step(&mut self) -> bool {
         self.switch();
         let first = self.below(MEMBERS);
@@ -215,7 +214,7 @@ fn what_is_no_command_is_answered_in_turn_and_ends_the_connection() {
         );
         assert!(!said.contains("PONG") && system.client.is_done());
     }
-    // An array in an array is a value, and no command.
+    // An array in an array is a value, but no command.
     let mut system = System::new(7);
     system.type_in(b"*1\r\n*1\r\n$1\r\nx\r\nPING\r\n");
     let said = String::from_utf8(system.said()).unwrap();
@@ -251,7 +250,8 @@ fn no_member_makes_a_command_of_parts_that_do_not_follow() {
     };
     assert!(takes(&(0..=last).collect::<Vec<_>>()));
     assert!(takes(&[last, last]));
-    // What begins elsewhere, what leaves something out, what comes while one is unfinished.
+    // Frames that begin elsewhere, leave something out, or arrive while a message is
+    // unfinished.
     for places in [&[1][..], &[0, 2], &[0, 1, 3], &[0, 0], &[0, last]] {
         assert!(!takes(places), "{places:?}");
     }
@@ -273,7 +273,7 @@ fn a_command_of_many_keys_is_sent_as_replies_come() {
         .map(|key| format!("${}\r\n{key}\r\n", key.len()));
     let values: String = values.collect();
     assert!(said == format!("*{}\r\n{values}+PONG\r\n", keys.len()));
-    // More than a command may have.
+    // More keys than a command may have.
     command.resize(KEYS_MAX + 2, b"k");
     system.type_in(&array(&command));
     let said = String::from_utf8(system.said()).unwrap();
@@ -294,7 +294,7 @@ fn a_key_that_fills_a_frame_is_refused() {
 
 #[test]
 fn what_is_kept_is_bounded() {
-    // Commands that nobody answers.
+    // Commands that stay unanswered.
     let mut system = System::new(7);
     let command = array(&[b"GET", b"a"]);
     let mut typed = 0;
@@ -316,7 +316,7 @@ fn what_is_kept_is_bounded() {
     }
     let said = String::from_utf8(system.said()).unwrap();
     assert!(said.contains("more than 4194304 bytes"), "{said}");
-    // Small replies behind one that does not come.
+    // Small replies behind one that does not arrive.
     let mut system = System::new(7);
     system.type_in(&command);
     let long = array(&[b"ECHO", &[b'x'; 1 << 16]]);
@@ -333,7 +333,7 @@ fn what_is_kept_is_bounded() {
 fn frames_that_nobody_asked_for_are_an_error() {
     let (mut frames, mut program) = (Queue::default(), Queue::default());
     let mut member = Member::new(Messages::Resp, FRAME_MAX);
-    // Of another version, with a route or an offset that is not there, with other flags.
+    // Frames of another version, without their route or offset, or with other flags.
     for frame in [
         &b"\0\0\0\0\x01\0\0\0"[..],
         b"\0\0\0\0\x02\x01\0\x09x",
@@ -363,7 +363,7 @@ fn messages_behind_their_length_go_as_they_are() {
         member.frame(frame.payload, &mut server).unwrap();
     }
     assert_eq!(server.as_slice(), asked);
-    // What comes back may be longer than a frame.
+    // The response may be longer than a frame.
     let mut answer = asked.to_vec();
     answer.splice(7..11, [&[0, 0, 1, 0][..], &[b'x'; 256]].concat());
     let mut replies = Queue::default();

@@ -1,5 +1,5 @@
-//! What receive control can do with an interface: how T reaches the device,
-//! and whether classes of traffic can have queues of their own.
+//! Receive control on an interface: how T reaches the device, and whether traffic classes
+//! can have their own queues.
 
 use std::fs::OpenOptions;
 use std::io;
@@ -10,18 +10,18 @@ use tidewall_manager::ethtool::Channels;
 use super::interface::value_of;
 use super::{Finding, line_of, tool};
 
-/// Both, or T cannot be set through the kernel (Documentation/networking/napi.rst).
+/// Both are needed to set T through the kernel (Documentation/networking/napi.rst).
 const FILES: [&str; 2] = ["gro_flush_timeout", "napi_defer_hard_irqs"];
 
 const STEERING: &str = "flow steering";
 
-/// Looks at an interface of this network namespace.
+/// Checks an interface of this network namespace.
 pub fn check(name: &str, index: u32, kind: &str) -> Vec<Finding> {
-    // sysfs shows the namespace that it was mounted in, ethtool this process's.
+    // sysfs shows the namespace in which it was mounted; ethtool shows this process's.
     let own = line_of(&format!("/sys/class/net/{name}/ifindex")) == Some(index.to_string());
     let files = own.then(|| writable(name));
     let coalescing = tool("ethtool", &["-c", name]);
-    // Drivers without settable numbers of queues answer EOPNOTSUPP.
+    // Drivers whose number of queues cannot be set answer EOPNOTSUPP.
     let channels = match Channels::read(name) {
         Ok(channels) => Queues {
             now: channels.receive(),
@@ -45,7 +45,7 @@ pub fn check(name: &str, index: u32, kind: &str) -> Vec<Finding> {
     vec![interval(name, files, &coalescing), steering]
 }
 
-/// Opens the files as somebody would who writes them, and writes nothing.
+/// Opens the files as for writing, and writes nothing.
 fn writable(name: &str) -> io::Result<()> {
     for file in FILES {
         OpenOptions::new()
@@ -55,8 +55,8 @@ fn writable(name: &str) -> io::Result<()> {
     Ok(())
 }
 
-/// How T reaches the device. `files`: whether they can be written, where they
-/// can be seen; `coalescing`: what `ethtool -c` says.
+/// Reports how T reaches the device. `files`: whether they can be written, if they are
+/// visible; `coalescing`: the output of `ethtool -c`.
 fn interval(
     name: &str,
     files: Option<io::Result<()>>,
@@ -117,13 +117,13 @@ fn interval(
 struct Queues {
     /// Receive queues now.
     now: u32,
-    /// Most queues for receiving alone.
+    /// Most queues for receiving only.
     most: u32,
     /// Most queues for both directions.
     most_combined: u32,
 }
 
-/// Whether classes of traffic can have queues of their own.
+/// Reports whether traffic classes can have their own queues.
 fn steering(name: &str, kind: &str, channels: Queues, ntuple: Option<&str>) -> Finding {
     if channels.now < 2 {
         let shared = format!(
@@ -205,7 +205,7 @@ mod tests {
             "{}",
             finding.text
         );
-        // A driver lists what it has not as n/a.
+        // A driver lists missing settings as n/a.
         let listing = COALESCING.replace("rx-usecs: 8", "rx-usecs: n/a");
         let finding = interval("x", error(libc::EROFS), &Ok(listing));
         assert_eq!(

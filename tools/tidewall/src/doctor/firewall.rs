@@ -1,5 +1,5 @@
-//! Firewall rules that no longer see the ports that Tidewall owns: its program
-//! takes their frames before nftables and iptables do.
+//! Firewall rules that no longer see the ports that Tidewall owns: its program receives
+//! their frames before nftables and iptables do.
 
 use std::net::SocketAddr;
 
@@ -118,7 +118,7 @@ fn compare(name: &str, rules: &str, owned: &[Owned]) -> Vec<Finding> {
     findings
 }
 
-/// A chain through which long segments go, and no other frame of an owned port.
+/// Reports a chain that sees long segments and no other frame of an owned port.
 fn egress(name: &str, chain: &str) -> Finding {
     Finding::warning(
         CHECK,
@@ -136,8 +136,8 @@ fn drops_by_policy(rule: &str) -> bool {
     rule.starts_with(":INPUT DROP") || (rule.contains("hook input") && rule.contains("policy drop"))
 }
 
-/// True when a rule names the port as destination, alone, in a list or in a
-/// range, for its protocol or for none.
+/// Returns whether a rule names the port as destination, alone, in a list or in a range,
+/// for its protocol or for any.
 fn mentions(rule: &str, owned: &Owned) -> bool {
     let words: Vec<&str> = rule
         .split(|c: char| c.is_whitespace() || matches!(c, '{' | '}' | ',' | ';'))

@@ -13,10 +13,10 @@ use tidewall_manager::{KERNEL_MINIMUM, Program, Refused, version};
 
 use super::{Finding, Severity, line_of, tool};
 
-/// Frame memory of a stack with default settings, bytes a queue.
+/// Frame memory of a stack with default settings, in bytes per queue.
 const MEMORY_PER_QUEUE: u64 = 16 << 20;
 
-/// Everything about the host.
+/// Checks the host.
 pub fn check(live: &[StackSnapshot]) -> Vec<Finding> {
     let release = line_of("/proc/sys/kernel/osrelease").unwrap_or_default();
     let limits = std::fs::read_to_string("/proc/self/limits").unwrap_or_default();
@@ -71,7 +71,7 @@ fn btf(present: bool) -> Finding {
     )
 }
 
-/// net.core.bpf_jit_enable, which only the first network namespace has.
+/// Reads net.core.bpf_jit_enable, which only the first network namespace has.
 fn compiler_switch() -> Option<String> {
     const PATH: &str = "/proc/sys/net/core/bpf_jit_enable";
     line_of(PATH).or_else(|| {
@@ -119,7 +119,7 @@ fn missing_capabilities(capabilities: Set) -> Finding {
     Finding::ok(CHECK, "all that a stack needs")
 }
 
-/// Whether the kernel takes the driver program. It is attached to nothing.
+/// Reports whether the kernel accepts the driver program, without attaching it.
 fn driver_program() -> Finding {
     let start = Instant::now();
     loaded(Program::load().map(|_| start.elapsed()))
@@ -141,7 +141,7 @@ fn loaded(result: io::Result<Duration>) -> Finding {
     };
     match error.get_ref().and_then(|error| error.downcast_ref()) {
         Some(Refused { cause, log, remedy }) => {
-            // The complaint; starting a service shows what led to it.
+            // The error itself; starting a service shows what led to it.
             let last = log.last().map(|line| format!(": {line}"));
             let text = format!("{cause}{}", last.unwrap_or_default());
             Finding::problem(CHECK, text, remedy)
@@ -150,7 +150,7 @@ fn loaded(result: io::Result<Duration>) -> Finding {
     }
 }
 
-/// Soft limit of locked memory; `None` is unlimited.
+/// Returns the soft limit of locked memory; `None` is unlimited.
 fn memlock(limits: &str) -> Option<Option<u64>> {
     let line = limits
         .lines()
@@ -161,7 +161,7 @@ fn memlock(limits: &str) -> Option<Option<u64>> {
     }
 }
 
-/// Whether it is mounted and can be written.
+/// Reports whether bpffs is mounted and writable.
 fn bpffs(mounted: bool) -> Finding {
     const CHECK: &str = "bpffs";
     match mounted {

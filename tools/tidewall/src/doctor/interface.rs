@@ -17,12 +17,11 @@ use super::{Finding, control, line_of, queues, tool};
 use crate::stat::Pair;
 use crate::stat::view::{UNSEEN_CAUSE, UNSEEN_REMEDY};
 
-/// Largest MTU at which a driver that knows no frames in several buffers attaches a program,
-/// as veth measured it (one page less headroom and tail).
+/// Largest MTU at which a driver without multi-buffer support attaches a program, as
+/// measured on veth (one page less headroom and tail).
 const MTU_MAX: u64 = 3506;
 
-/// Drivers of Linux 6.8 with native XDP, for kernels that do not say so
-/// themselves.
+/// Drivers of Linux 6.8 with native XDP, for kernels that do not report it themselves.
 const NATIVE: &[&str] = &[
     "atlantic",
     "bnxt_en",
@@ -51,7 +50,7 @@ const NATIVE: &[&str] = &[
     "vmxnet3",
 ];
 
-/// `ip -details -json link show`, of it what matters here.
+/// The part of `ip -details -json link show` that matters here.
 #[derive(Clone, Debug, Default, Deserialize)]
 struct Link {
     ifindex: u32,
@@ -88,8 +87,8 @@ fn links(json: &str) -> Vec<Link> {
     serde_json::from_str(json).unwrap_or_default()
 }
 
-/// Everything about an interface of this network namespace: one that was `named`, or that of a
-/// live stack, which may be in another.
+/// Checks an interface of this network namespace: one that was `named`, or that of a live
+/// stack. A stack may be in another namespace.
 pub fn check(name: &str, live: &[StackSnapshot], named: bool) -> Vec<Finding> {
     let (owner, elsewhere) = stacks_of(name, live, same_namespace);
     if let (None, Some(process), false) = (owner, elsewhere, named) {
@@ -154,8 +153,8 @@ pub fn check(name: &str, live: &[StackSnapshot], named: bool) -> Vec<Finding> {
     findings
 }
 
-/// The stack that has an interface of this network namespace, and a process that has one of that
-/// name in another.
+/// Returns the stack that owns an interface of this network namespace, and a process with
+/// an interface of that name in another.
 fn stacks_of<'a>(
     name: &str,
     live: &'a [StackSnapshot],
@@ -168,14 +167,15 @@ fn stacks_of<'a>(
     (first(&here), first(&elsewhere).map(|stack| stack.process))
 }
 
-/// True when a process lives in this process's network namespace; on doubt too.
+/// Returns true if a process lives in this process's network namespace, or if that is in
+/// doubt.
 fn same_namespace(process: u32) -> bool {
     let own = std::fs::read_link("/proc/self/ns/net").ok();
     let other = std::fs::read_link(format!("/proc/{process}/ns/net")).ok();
     own.is_none() || other.is_none() || own == other
 }
 
-/// The value after `name:` in a listing of ethtool.
+/// Returns the value after `name:` in an ethtool listing.
 pub fn value_of<'a>(listing: &'a str, name: &str) -> Option<&'a str> {
     listing
         .lines()
@@ -184,7 +184,7 @@ pub fn value_of<'a>(listing: &'a str, name: &str) -> Option<&'a str> {
         .map(|(_, value)| value.trim())
 }
 
-/// Whether an offload is on; `None` where the driver does not have it.
+/// Returns whether an offload is on; `None` if the driver does not have it.
 fn offload(listing: &str, name: &str) -> Option<bool> {
     Some(value_of(listing, name)?.starts_with("on"))
 }
@@ -210,7 +210,7 @@ fn state(link: &Link) -> Finding {
     Finding::ok(CHECK, format!("{name} is up"))
 }
 
-/// `generic`: why generic XDP does not help there, where it does not.
+/// Reports native XDP. `generic`: why generic XDP does not help, if it does not.
 fn native(
     name: &str,
     driver: Option<&str>,
@@ -255,9 +255,9 @@ fn native(
     }
 }
 
-/// Mode, queues and checksums: of the live stack, or what one would have.
-/// `zero_copy`: what the driver's zero-copy mode does on transmission, where it
-/// has one; `features`: its XDP features, where the kernel reports them.
+/// Reports mode, queues and checksums of the live stack, or of a future one. `zero_copy`:
+/// the effect of the driver's zero-copy mode on transmission, if it has one; `features`:
+/// its XDP features, if the kernel reports them.
 fn device(
     name: &str,
     driver: Option<&str>,
@@ -302,7 +302,7 @@ fn device(
     )
 }
 
-/// Whether virtio-net has a transmit queue for each processor beside its own.
+/// Reports whether virtio-net has a transmit queue for each processor beside its own.
 fn transmit_queues(name: &str) -> Option<Finding> {
     let most = ethtool::Channels::read(name).ok()?.receive_limit;
     let own = transmit_queue_count(name)?;
@@ -310,7 +310,8 @@ fn transmit_queues(name: &str) -> Option<Finding> {
     locked_transmission(name, own, processors, most)
 }
 
-/// Processors in a list such as `0-3,8`: the kernel counts to the last one.
+/// Returns the number of processors in a list such as `0-3,8`: the kernel counts to the
+/// last one.
 fn processors(possible: &str) -> Option<u32> {
     let last = possible.trim().rsplit([',', '-']).next()?;
     last.parse::<u32>().ok()?.checked_add(1)
@@ -330,7 +331,7 @@ fn locked_transmission(name: &str, own: u32, processors: u32, most: u32) -> Opti
     })
 }
 
-/// Frames of owned ports that the kernel had to receive.
+/// Reports frames of owned ports that the kernel had to receive.
 fn past_tidewall(stack: &StackSnapshot) -> Option<Finding> {
     let frames = stack.no_metadata();
     (frames > 0).then(|| {
@@ -346,7 +347,7 @@ fn past_tidewall(stack: &StackSnapshot) -> Option<Finding> {
     })
 }
 
-/// Whether packets come to a stack's interface of which its program sees none.
+/// Reports packets that reach a stack's interface if its program sees none of them.
 pub fn unseen(pair: &Pair) -> Option<Finding> {
     let packets = pair.unseen()?;
     let stack = &pair.now;
@@ -449,8 +450,8 @@ fn own_offloads(name: &str, kind: &str, listing: &str, tagged: &[&str]) -> Vec<F
     let mut findings = Vec::new();
     for (feature, short) in [("large-receive-offload", "lro"), ("rx-gro-hw", "rx-gro-hw")] {
         if offload(listing, feature) == Some(true) {
-            // virtio_net and vmxnet3 do; a driver that does not refuses the
-            // program, and the message then says so.
+            // virtio_net and vmxnet3 do; any other driver rejects the program, and the
+            // message then says so.
             findings.push(Finding::ok(
                 CHECK,
                 format!(
@@ -472,7 +473,7 @@ fn own_offloads(name: &str, kind: &str, listing: &str, tagged: &[&str]) -> Vec<F
         ));
     }
     if kind == "veth" && offload(listing, "generic-receive-offload") == Some(false) {
-        // Harmless once a program is attached: veth then runs NAPI in any case.
+        // Harmless once a program is attached: veth then runs NAPI anyway.
         findings.push(Finding::ok(
             CHECK,
             format!("GRO of {name} is off; an attached program makes veth poll all the same"),
@@ -547,12 +548,12 @@ struct Peer {
     qdisc: Option<String>,
     /// `ethtool -k`
     listing: String,
-    /// Of commands that run in its namespace.
+    /// Prefix of commands that run in its namespace.
     prefix: String,
 }
 
-/// Whether the peer holds its senders back while the ring of 256 places is full, as veth
-/// does since Linux 6.16 where the sending end has a queueing discipline.
+/// Reports whether the peer holds its senders back while the ring of 256 places is full.
+/// Since Linux 6.16 veth does so if the sending end has a queueing discipline.
 fn queue_of(name: &str, peer: &Peer) -> Option<Finding> {
     const CHECK: &str = "peer's queue";
     let Peer {
@@ -577,7 +578,7 @@ fn queue_of(name: &str, peer: &Peer) -> Option<Finding> {
     Some(finding)
 }
 
-/// The peer in a named network namespace.
+/// Finds the peer in a named network namespace.
 fn elsewhere(namespace: i64, index: Option<u32>) -> Option<Peer> {
     let index = index?;
     let list = tool("ip", &["netns", "list-id"]).ok()?;
@@ -593,7 +594,7 @@ fn elsewhere(namespace: i64, index: Option<u32>) -> Option<Peer> {
     })
 }
 
-/// The name in a line such as `nsid 0 (iproute2 netns name: tw-a)`.
+/// Returns the name in a line such as `nsid 0 (iproute2 netns name: tw-a)`.
 fn namespace_name(list: &str, id: i64) -> Option<String> {
     list.lines().find_map(|line| {
         let mut words = line.split_whitespace();

@@ -1,4 +1,4 @@
-//! What earlier runs may have left: settings, namespaces and control sockets.
+//! Leftovers of earlier runs: settings, namespaces and control sockets.
 
 use std::io;
 use std::os::unix::net::UnixStream;
@@ -19,8 +19,8 @@ pub fn check() -> Vec<Finding> {
     ]
 }
 
-/// Settings that a process could not put back, killed as it was with its
-/// restorer.
+/// Reports settings that a process could not restore because it was killed together with
+/// its restorer.
 fn settings(left: io::Result<Vec<Left>>) -> Finding {
     const CHECK: &str = "leftover settings";
     let left = match left {
@@ -46,7 +46,7 @@ fn settings(left: io::Result<Vec<Left>>) -> Finding {
     )
 }
 
-/// Puts back what is left, of one interface if it is named, and says what.
+/// Restores leftover settings, of one interface if it is named, and prints them.
 pub fn mend(interface: Option<&str>) -> Outcome {
     let failed =
         |error: io::Error| Failure::io(&format!("putting back by {}", record::DIRECTORY), &error);
@@ -61,9 +61,11 @@ pub fn mend(interface: Option<&str>) -> Outcome {
     Ok(())
 }
 
-/// Whether a namespace is demonstrably one that a killed `tidewall lab`, `demo` or `tune` left: its
-/// name has that process's number, which no process has now; no process lives there; and all its
-/// interfaces have the laboratory's names.
+/// Returns whether a namespace demonstrably belongs to a killed `tidewall lab`, `demo` or
+/// `tune`:
+/// - its name has the number of that process, which no longer exists
+/// - no process lives in it
+/// - all its interfaces have the laboratory's names
 fn is_left(name: &str) -> bool {
     let process = name
         .strip_prefix("tw-")
@@ -168,7 +170,7 @@ mod tests {
         assert_eq!(finding.mend.as_deref(), Some("ip netns del tw-1-s"));
         assert_eq!(namespaces(&path, |_| false).severity, Severity::Ok);
         std::fs::remove_dir_all(&path).unwrap();
-        // Names that are not the laboratory's, or of a process that lives.
+        // Names that are not the laboratory's, or that belong to a live process.
         let own = format!("tw-{}-s", std::process::id());
         for name in ["tw-old", "tw-cli-1-s", "other", &own] {
             assert!(!is_left(name), "{name}");

@@ -1,4 +1,4 @@
-//! Managers of this host: whether they answer, and what dead ones have left.
+//! The managers of this host: whether they answer, and what dead ones left behind.
 
 use std::collections::BTreeSet;
 use std::fs::{File, TryLockError};
@@ -15,21 +15,21 @@ use super::{Finding, line_of};
 const MANAGER: &str = "manager";
 const RESERVED: &str = "/proc/sys/net/ipv4/ip_local_reserved_ports";
 
-/// What there is of a manager's pins.
+/// The state of a manager's pins.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Pins {
     None,
-    /// A process has them.
+    /// A process holds them.
     Held,
-    /// The program is attached, and nobody has it.
+    /// The program is attached, and no process holds the pins.
     Left,
-    /// Of a manager that died while it began or ended.
+    /// The manager died while it began or ended.
     Broken,
-    /// They cannot be looked at.
+    /// They cannot be examined.
     Unknown,
 }
 
-/// Looks at the managers that listen, or did, and at those of interfaces.
+/// Checks the managers that listen, or did, and those of interfaces.
 pub fn check<'a>(interfaces: impl Iterator<Item = &'a str>) -> Vec<Finding> {
     let listening = places::managers()
         .into_iter()
@@ -138,7 +138,7 @@ fn manager(
     })
 }
 
-/// What a `tidewall run` has, or left.
+/// Reports the pins that a `tidewall run` holds or left behind.
 fn run(interface: &str, pins: Pins) -> Option<Finding> {
     const CHECK: &str = "leftover run";
     let remove = format!("tidewalld --interface {interface} --remove");
@@ -159,7 +159,7 @@ fn run(interface: &str, pins: Pins) -> Option<Finding> {
     }
 }
 
-/// Who polls an interface that a manager has.
+/// Reports which process polls a manager's interface.
 fn polling(interface: &str) -> Finding {
     const CHECK: &str = "polling";
     let read = tidewall_sys::interface::index(interface)
@@ -212,7 +212,7 @@ mod tests {
         };
         let remove = "tidewalld --interface x --remove";
         assert_eq!(severity(Pins::None, false), None);
-        // As any user sees an interface that no manager ever had.
+        // Any user sees an interface like this if it never had a manager.
         assert_eq!(severity(Pins::Unknown, false), None);
         let (left, mend) = severity(Pins::Left, true).unwrap();
         assert_eq!(left, Severity::Problem);

@@ -1,5 +1,5 @@
-//! `tidewall doctor`: what on this machine stands in Tidewall's way, and the
-//! exact command that mends it.
+//! `tidewall doctor`: what stands in Tidewall's way on this machine, and the exact
+//! command that fixes it.
 
 mod control;
 mod firewall;
@@ -21,11 +21,11 @@ use crate::run::{self, report, unreached};
 use crate::stat::{Pair, pairs};
 use crate::table::wrap;
 
-/// Check kernel, privileges, interface and firewall, and say what mends what is wrong.
+/// Check kernel, privileges, interface and firewall, and print how to fix what is wrong.
 ///
-/// Looks only; it changes nothing but with --mend. Interfaces of live stacks are
-/// checked, and the one named by --interface. Some checks need root, or ethtool
-/// and ip; without them they say so.
+/// Changes nothing, except with --mend. Checks the interfaces of live stacks, and the one
+/// named by --interface. Some checks need root, or ethtool and ip, and report it if those
+/// are missing.
 #[derive(clap::Args)]
 #[command(
     override_usage = "tidewall doctor [--interface IF] [--json | --mend] [-- PROGRAM [ARGUMENT]...]",
@@ -46,11 +46,11 @@ pub struct Arguments {
     /// Print a JSON array of findings
     #[arg(long)]
     json: bool,
-    /// Put back settings that a stack has left which was killed together with its tw-restorer,
-    /// and look at nothing else
+    /// Restore the settings of a stack that was killed together with its tw-restorer;
+    /// check nothing else
     #[arg(long, conflicts_with = "json")]
     mend: bool,
-    /// Program that `tidewall run` would start: whether Tidewall would have its sockets, and
+    /// Program for `tidewall run`: report whether Tidewall would own its sockets, and
     /// otherwise why not. It is not started
     #[arg(value_name = "PROGRAM", last = true, conflicts_with = "mend")]
     program: Vec<OsString>,
@@ -62,24 +62,24 @@ pub struct Arguments {
 pub enum Severity {
     /// As it should be.
     Ok,
-    /// Works, but slower, or something that the operator must know.
+    /// Works, but slower, or the operator must know something.
     Warning,
     /// Does not work, or not safely.
     Problem,
 }
 
-/// One thing that was looked at.
+/// The result of one check.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct Finding {
-    /// What was looked at: a few words, the same every time.
+    /// The check's name: a few words, the same every time.
     pub check: &'static str,
-    /// The interface that was looked at, where it was one.
+    /// The interface checked, if any.
     pub interface: Option<String>,
     /// How bad it is.
     pub severity: Severity,
-    /// What was found.
+    /// The result in words.
     pub text: String,
-    /// The command that mends it.
+    /// The command that fixes it.
     pub mend: Option<String>,
 }
 
@@ -99,28 +99,28 @@ impl Finding {
         self
     }
 
-    /// Of an interface.
+    /// Adds the interface.
     pub fn of(mut self, interface: &str) -> Self {
         self.interface = Some(interface.to_owned());
         self
     }
 
-    /// As it should be.
+    /// Creates a finding that all is well.
     pub fn ok(check: &'static str, text: impl Into<String>) -> Self {
         Self::new(check, Severity::Ok, text)
     }
 
-    /// Works, but.
+    /// Creates a finding that it works, with a reservation.
     pub fn warning(check: &'static str, text: impl Into<String>, mend: impl Into<String>) -> Self {
         Self::unknown(check, text).mended_by(mend)
     }
 
-    /// Does not work, or not safely.
+    /// Creates a finding that it does not work, or not safely.
     pub fn problem(check: &'static str, text: impl Into<String>, mend: impl Into<String>) -> Self {
         Self::new(check, Severity::Problem, text).mended_by(mend)
     }
 
-    /// Could not be looked at.
+    /// Creates a finding that the check was impossible.
     pub fn unknown(check: &'static str, text: impl Into<String>) -> Self {
         Self::new(check, Severity::Warning, text)
     }
@@ -129,13 +129,13 @@ impl Finding {
 /// Runs the subcommand.
 pub fn run(arguments: &Arguments) -> Outcome {
     if arguments.mend {
-        // Of an interface that is gone, too: it may have been all that was left.
+        // Also for an interface that is gone: its settings may be all that was left.
         return leftovers::mend(arguments.interface.as_deref());
     }
     if let Some(interface) = &arguments.interface {
         check_interface(interface)?;
     }
-    // Before anything asks for live stacks, which removes the sockets of dead ones.
+    // Before anything looks for live stacks, which removes the sockets of dead ones.
     let mut findings = leftovers::check();
     let pairs = pairs();
     let live: Vec<StackSnapshot> = pairs.iter().map(|pair| pair.now.clone()).collect();
@@ -185,7 +185,7 @@ pub fn run(arguments: &Arguments) -> Outcome {
     }
 }
 
-/// Whether `tidewall run` would serve it.
+/// Reports whether `tidewall run` would serve the program.
 fn program(words: &[OsString], interface: Option<&str>) -> Finding {
     const CHECK: &str = "program";
     let name = words.first().map(|name| name.display());
@@ -241,10 +241,10 @@ fn text(findings: &[Finding]) -> String {
     text
 }
 
-/// What a tool prints, or why it could not be asked.
+/// Returns a tool's output.
 ///
 /// # Errors
-/// In words: not installed, or its own complaint.
+/// A description: the tool is not installed, or its own error message.
 pub fn tool(program: &str, arguments: &[&str]) -> Result<String, String> {
     let output = Command::new(program)
         .args(arguments)
@@ -270,7 +270,7 @@ pub fn tool(program: &str, arguments: &[&str]) -> Result<String, String> {
     }
 }
 
-/// A file's only line; `None` where there is no such file.
+/// Returns a file's only line; `None` without such a file.
 pub fn line_of(path: &str) -> Option<String> {
     Some(std::fs::read_to_string(path).ok()?.trim().to_owned())
 }

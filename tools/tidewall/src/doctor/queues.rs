@@ -1,5 +1,5 @@
-//! An interface's receive queues: how many, who polls them, and when the device
-//! may interrupt.
+//! An interface's receive queues: how many there are, which process polls them, and when
+//! the device may interrupt.
 
 use tidewall::snapshot::StackSnapshot;
 use tidewall_device::demux::layout::QUEUES;
@@ -8,7 +8,7 @@ use tidewall_sys::netlink::Queue;
 
 use super::{Finding, line_of};
 
-/// What only sysfs shows: number of queues, interrupt deferral, threaded polling.
+/// Reports what only sysfs shows: number of queues, interrupt deferral, threaded polling.
 pub fn sysfs(name: &str, index: u32, kind: &str, owner: Option<&StackSnapshot>) -> Vec<Finding> {
     let read = |file: &str| line_of(&format!("/sys/class/net/{name}/{file}"));
     let number = |file: &str| read(file).and_then(|value| value.parse::<u64>().ok());
@@ -90,7 +90,7 @@ fn deferral(
         )
     };
     match owner {
-        // The timeout is the stack's: zero while a thread sleeps.
+        // The stack sets the timeout: zero while a thread sleeps.
         Some(stack) if defer == 0 && stack.architecture == "tidewall" && stack.deferred => {
             Finding::problem(
                 CHECK,
@@ -124,7 +124,7 @@ fn threaded(name: &str, value: Option<u64>) -> Finding {
     }
 }
 
-/// Whether the driver names the poll of each queue.
+/// Reports whether the driver names the poll of each queue.
 pub fn napi(name: &str, kind: &str, queues: Option<&[Queue]>) -> Finding {
     const CHECK: &str = "NAPI ids";
     let known: Vec<Queue> = queues
@@ -202,7 +202,7 @@ mod tests {
             Severity::Warning
         );
         assert_eq!(deferral("x", Some(0), Some(0), None).severity, Severity::Ok);
-        // Nothing comes for it.
+        // No frames arrive for the stack.
         owner.deferred = false;
         assert_eq!(
             deferral("x", Some(0), Some(0), Some(&owner)).severity,

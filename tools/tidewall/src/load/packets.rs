@@ -1,5 +1,5 @@
-//! `tidewall load udp` and `tidewall load syn-flood`: what `tidewall blast`
-//! sends, with the options of a load.
+//! `tidewall load udp` and `tidewall load syn-flood`: the packets of `tidewall blast`,
+//! with the options of a load.
 
 use std::net::{IpAddr, SocketAddr};
 
@@ -9,22 +9,23 @@ use super::{Load, Run};
 use crate::end::{Outcome, check_interface};
 use crate::units::{self, Rate};
 
-/// What all packets have, those of `tidewall blast` among them.
+/// Options of all packet loads, including `tidewall blast`.
 #[derive(clap::Args)]
 pub struct Packets {
-    /// Interface to send through [default: the one the kernel routes to]
+    /// Interface to send through [default: the one to which the kernel routes]
     #[arg(short = 'I', long, value_name = "IF")]
     interface: Option<String>,
     /// Destination address and port
     #[arg(long, value_name = "IP:PORT", value_parser = units::address::<SocketAddr>)]
     pub to: SocketAddr,
-    /// Packets a second: 300000, 300k, 1.2M, or max
+    /// Packets per second: 300000, 300k, 1.2M, or max
     #[arg(short = 'R', long, value_name = "N", default_value = "1000", value_parser = units::rate)]
     rate: Rate,
     /// How packets are made
     #[arg(long, value_enum, default_value_t = SenderKind::Skb)]
     sender: SenderKind,
-    /// Vary the source address within a prefix such as 10.1.0.0/16 (veths inside a namespace and lo only)
+    /// Vary the source address within a prefix such as 10.1.0.0/16 (veths inside a
+    /// namespace and lo only)
     #[arg(long, value_name = "PREFIX")]
     spoof: Option<Prefix>,
     /// Go through the prefix from its lowest address up instead of pseudo-randomly
@@ -36,7 +37,8 @@ pub struct Packets {
     /// Number of flows, distinguished by source port, 1 to 4096
     #[arg(long, value_name = "N", default_value_t = 1)]
     flows: u16,
-    /// Most packets sent back to back, 1 to 256 [default: 100 µs worth, at most 32; of SYN segments 250 µs, at most 128]
+    /// Most packets sent back to back, 1 to 256 [default: 100 µs worth, at most 32; of
+    /// SYN segments 250 µs, at most 128]
     #[arg(long, value_name = "N")]
     burst: Option<u16>,
     /// Allow interfaces other than lo and veths inside a network namespace
@@ -45,7 +47,7 @@ pub struct Packets {
 }
 
 impl Packets {
-    /// Datagrams with so many bytes of payload, or SYN segments.
+    /// Returns datagrams with this many bytes of payload, or SYN segments.
     pub fn blast(&self, payload: Option<u16>) -> BlastSpec {
         BlastSpec {
             interface: self.interface.clone(),
@@ -69,13 +71,13 @@ impl Packets {
         }
     }
 
-    /// Refuses an interface that is not there, before anything is begun.
+    /// Rejects a missing interface before anything begins.
     pub fn check(&self) -> Outcome {
         self.interface.as_deref().map_or(Ok(()), check_interface)
     }
 }
 
-/// Send paced UDP datagrams at a port, in an open loop: a blast.
+/// Send paced UDP datagrams to a port, in an open loop: a blast.
 #[derive(clap::Args)]
 #[command(
     after_help = "Examples:\n  tidewall load udp --to 127.0.0.1:9 --sender socket --rate 10k\n  \
@@ -109,7 +111,8 @@ impl Load for Udp {
     }
 }
 
-/// Send paced TCP segments that ask for a connection and say nothing more, as hping --syn.
+/// Send paced TCP SYN segments that ask for a connection and never continue, as hping
+/// --syn.
 #[derive(clap::Args)]
 #[command(after_help = "Examples:\n  \
     tidewall load syn-flood --interface tw-a --to 10.77.0.2:81 --rate 400k --spoof 10.78.0.0/16\n  \

@@ -10,7 +10,7 @@ use super::{Load, Run, rate};
 use crate::end::{Failure, Outcome};
 use crate::units;
 
-/// Whom requests are for.
+/// The target of requests.
 #[derive(clap::Args)]
 struct Target {
     /// The document: `http://HOST[:PORT][/PATH]`
@@ -19,11 +19,13 @@ struct Target {
     /// Ask this proxy for the document, by its whole URL, instead of the URL's host
     #[arg(short = 'x', long, value_name = "IP:PORT", value_parser = units::address::<SocketAddr>)]
     proxy: Option<SocketAddr>,
-    /// Value of the Host field, and with --proxy of the URL's host [default: as the URL says]
+    /// Value of the Host field, and with --proxy of the URL's host [default: as in the
+    /// URL]
     #[arg(short = 'H', long, value_name = "HOST")]
     host: Option<String>,
     /// Addresses of this host to connect from, in turn: 10.0.0.7, 10.0.0.7-10.0.0.90 or
-    /// 10.0.1.0/26, several separated by commas. One has ports for about 25,000 connections
+    /// 10.0.1.0/26, several separated by commas. One address has ports for about 25,000
+    /// connections
     #[arg(long, value_name = "ADDRESSES")]
     sources: Option<Sources>,
 }
@@ -58,14 +60,15 @@ impl Target {
     }
 }
 
-/// Offer connections with one request each at a rate that the server cannot slow down (S-clients).
+/// Offer connections with one request each at a rate that the server cannot slow down
+/// (S-clients).
 ///
-/// Connections are begun on schedule, D = rate x T of them on their way at once.
-/// One that stands sends its request; one that does not stand within T is closed,
-/// which sends nothing, and replaced by a new one. So an overloaded server is
-/// offered as much as an idle one, as it is by many independent users, while wrk,
-/// h2load and other closed loops ask no faster than it answers. Banga and
-/// Druschel, "Measuring the Capacity of a Web Server", USITS 1997.
+/// Connections are begun on schedule, with D = rate x T of them being established at
+/// once. An established connection sends its request. One that is not established within
+/// T is closed silently and replaced by a new one. So an overloaded server is offered as
+/// much as an idle one, as by many independent users. wrk, h2load and other closed loops,
+/// in contrast, ask no faster than the server answers. Banga and Druschel, "Measuring the
+/// Capacity of a Web Server", USITS 1997.
 #[derive(clap::Args)]
 #[command(after_help = "Examples:\n  \
     tidewall load s-clients --rate 5k http://10.77.0.2/doc\n  \
@@ -79,16 +82,17 @@ impl Target {
 pub struct SClients {
     #[command(flatten)]
     target: Target,
-    /// Connections and requests a second: 5000, 5k, 1.2M
+    /// Connections and requests per second: 5000, 5k, 1.2M
     #[arg(short = 'R', long, value_name = "N", value_parser = rate, required_unless_present = "connecting")]
     rate: Option<u64>,
-    /// Instead of a rate: connections on their way at once, the paper's D; the rate is D / T
+    /// Connections being established at once, instead of a rate: the paper's D; the rate
+    /// is D / T
     #[arg(short = 'D', long, value_name = "D", conflicts_with = "rate", value_parser = clap::value_parser!(u64).range(1..))]
     connecting: Option<u64>,
-    /// The paper's T: a connection that does not stand by then is replaced; 1ms to 1m
+    /// The paper's T: a connection that is not established by then is replaced; 1ms to 1m
     #[arg(short = 'T', long, value_name = "TIME", default_value = "500ms", value_parser = units::duration)]
     connect_timeout: Duration,
-    /// A response that takes longer is given up; 1ms to 1m
+    /// A response that takes longer is abandoned; 1ms to 1m
     #[arg(long, value_name = "TIME", default_value = "10s", value_parser = units::duration)]
     timeout: Duration,
     /// Most connections open at once, 1 to 1000000 [default: rate x (T + timeout), at most 100000]
@@ -127,12 +131,13 @@ impl Load for SClients {
     }
 }
 
-/// Ask over a fixed number of connections: a closed loop as wrk's, or with --rate an open one as wrk2's.
+/// Ask over a fixed number of connections: a closed loop like wrk's, or with --rate an
+/// open one like wrk2's.
 ///
-/// In a closed loop a slow server is asked less, and what is not asked is not
-/// measured. The corrected response times add what the waiting connections would
-/// have measured; with --rate they count from when a request was due, however
-/// long it had to wait for a free connection.
+/// In a closed loop a slow server is asked less, and the requests not sent are not
+/// measured. The corrected response times add what the waiting connections would have
+/// measured. With --rate they count from the time a request was due, however long it
+/// waited for a free connection.
 #[derive(clap::Args)]
 #[command(after_help = "Examples:\n  \
     tidewall load http http://10.77.0.2/doc                     32 connections, kept alive\n  \
@@ -145,16 +150,18 @@ pub struct Http {
     /// Connections held at once, 1 to 4096
     #[arg(short = 'c', long, value_name = "N", default_value_t = 32)]
     connections: u32,
-    /// Requests a second, due on schedule [default: each connection asks when it was answered]
+    /// Requests per second, due on schedule [default: each connection asks when it was
+    /// answered]
     #[arg(short = 'R', long, value_name = "N", value_parser = rate)]
     rate: Option<u64>,
     /// One connection for each request, closed by the server
     #[arg(long)]
     close: bool,
-    /// A connection or a response that takes longer is given up; 1ms to 1m
+    /// A connection or a response that takes longer is abandoned; 1ms to 1m
     #[arg(long, value_name = "TIME", default_value = "3s", value_parser = units::duration)]
     timeout: Duration,
-    /// Spin instead of sleeping between responses: no wake-up in the times measured, one processor busy
+    /// Spin instead of sleeping between responses: no wake-up in the times measured, one
+    /// processor busy
     #[arg(long)]
     spin: bool,
     #[command(flatten)]

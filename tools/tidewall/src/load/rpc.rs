@@ -12,11 +12,10 @@ use crate::units;
 
 /// Call one or more services over UDP: a mix of closed loops, or of open ones with rates.
 ///
-/// A call is a datagram that the service sends back (echo, RFC 862, or anything
-/// that answers with at least the first eight bytes). With --outstanding calls
-/// always waiting, a server never blocks: LRP's RPC mix (Druschel and Banga, OSDI
-/// 1996, Table 2). A call that is not answered in time is counted lost and is in
-/// no response time.
+/// A call is a datagram that the service sends back (echo, RFC 862, or any reply with at
+/// least the first eight bytes). With --outstanding calls always waiting, a server never
+/// blocks: LRP's RPC mix (Druschel and Banga, OSDI 1996, Table 2). A call that is not
+/// answered in time is counted as lost and enters no response time.
 #[derive(clap::Args)]
 #[command(after_help = "Examples:\n  \
     tidewall load rpc --to 10.77.0.2:7                           one call at a time\n  \
@@ -24,8 +23,8 @@ use crate::units;
     tidewall load rpc --to 10.77.0.2:7@20k --to 10.77.0.2:8@500 -n 256   fast and slow calls\n\n\
     Exit codes: 0 done, Ctrl-C included; 1 nothing was answered; 2 it could not begin.")]
 pub struct Rpc {
-    /// A service, up to 8 of them; with @RATE calls are due at so many a second, else one follows
-    /// the other
+    /// A service, up to 8 of them; with @RATE calls are due at this rate per second, else
+    /// one follows the other
     #[arg(long, value_name = "IP:PORT[@RATE]", required = true)]
     to: Vec<Service>,
     /// Calls in flight at each service, 1 to 1024
@@ -34,10 +33,11 @@ pub struct Rpc {
     /// Bytes of a call, 0 to 1472; under 8 they cannot tell many calls apart
     #[arg(short = 's', long, value_name = "BYTES", default_value_t = 8)]
     size: u16,
-    /// A call unanswered for so long is lost, 10us to 1m
+    /// A call unanswered for this long is lost, 10us to 1m
     #[arg(long, value_name = "TIME", default_value = "1s", value_parser = units::duration)]
     timeout: Duration,
-    /// Spin instead of sleeping between replies: no wake-up in the times measured, one processor busy
+    /// Spin instead of sleeping between replies: no wake-up in the times measured, one
+    /// processor busy
     #[arg(long)]
     spin: bool,
     #[command(flatten)]

@@ -13,11 +13,11 @@ use crate::units;
 
 /// Open many connections that do next to nothing, and keep them (load-adding clients).
 ///
-/// They are opened at a bounded rate before the run begins, kept while it lasts,
-/// and counted when the server ends them. A server whose cost grows with its
-/// idle connections becomes slow: run `tidewall load s-clients` or `tidewall load
-/// http` beside it and compare. Banga and Mogul, "Scalable kernel performance for
-/// Internet servers under realistic loads", USENIX 1998.
+/// The connections are opened at a bounded rate before the run begins and kept while it
+/// lasts; those that the server ends are counted. A server whose cost grows with its idle
+/// connections becomes slow: run `tidewall load s-clients` or `tidewall load http` beside
+/// it and compare. Banga and Mogul, "Scalable kernel performance for Internet servers
+/// under realistic loads", USENIX 1998.
 #[derive(clap::Args)]
 #[command(after_help = "Examples:\n  \
     tidewall load slow -c 20k http://10.77.0.2/                   they connect, and that is all\n  \
@@ -34,22 +34,23 @@ pub struct Slow {
     /// Number of connections, 1 to 1000000
     #[arg(short = 'c', long, value_name = "N", value_parser = number)]
     connections: u32,
-    /// What they do once they stand
+    /// Behaviour of established connections
     #[arg(short = 'm', long, value_enum, default_value_t = Mode::Silent)]
     mode: Mode,
     /// Time between two bytes of a connection, 1ms to 1h [default: 1m for trickle, 1s for sip]
     #[arg(long, value_name = "TIME", value_parser = units::duration)]
     every: Option<Duration>,
-    /// Connections opened a second, at most
+    /// Connections opened per second, at most
     #[arg(short = 'r', long, value_name = "N", default_value = "1k", value_parser = number)]
     pace: u32,
-    /// Open another one, at the same pace, for each that the server ends
+    /// Open a new connection, at the same pace, for each that the server ends
     #[arg(long)]
     replace: bool,
-    /// Begin the run with what is open so long after the last should have been, 1ms to 1m
+    /// Begin the run with the open connections this long after the last should have been
+    /// open, 1ms to 1m
     #[arg(long, value_name = "TIME", default_value = "30s", value_parser = units::duration)]
     open_timeout: Duration,
-    /// Value of the Host field [default: as the URL says]
+    /// Value of the Host field [default: as in the URL]
     #[arg(short = 'H', long, value_name = "HOST")]
     host: Option<String>,
     /// Addresses of this host to connect from, in turn: 10.0.0.7, 10.0.0.7-10.0.0.90 or 10.0.1.0/26
@@ -65,13 +66,13 @@ enum Mode {
     Silent,
     /// Ask for the document once, then keep the connection and send nothing
     Keep,
-    /// Send a request a byte at a time, without end
+    /// Send a request one byte at a time, without end
     Trickle,
-    /// Ask for the document and read it a byte at a time, again and again
+    /// Ask for the document and read it one byte at a time, again and again
     Sip,
 }
 
-/// Reads a number that people write as a rate is written.
+/// Parses a number written like a rate.
 fn number(text: &str) -> Result<u32, String> {
     let number = rate(text)?;
     u32::try_from(number)

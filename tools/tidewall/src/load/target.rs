@@ -1,4 +1,4 @@
-//! Whom a load is for and where it comes from, as people write them.
+//! Parses a load's target and source addresses.
 
 use std::net::{IpAddr, SocketAddr, ToSocketAddrs};
 use std::str::FromStr;
@@ -11,9 +11,9 @@ const SOURCES_MAX: usize = 256;
 /// `http://HOST[:PORT][/PATH]`.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Url {
-    /// Host and port as written: what the `Host` field says.
+    /// Host and port as written, for the `Host` field.
     pub authority: String,
-    /// The path, `/` where there is none.
+    /// The path, `/` if there is none.
     pub path: String,
 }
 
@@ -46,7 +46,7 @@ impl FromStr for Url {
 }
 
 impl Url {
-    /// The address of the server, which a name is looked up for.
+    /// Returns the address of the server, after looking up a name.
     pub fn address(&self) -> Result<SocketAddr, String> {
         if let Ok(address) = self.authority.parse() {
             return Ok(address);
@@ -70,9 +70,9 @@ impl Url {
     }
 }
 
-/// Source addresses: `10.0.0.7`, `10.0.0.7-10.0.0.90` or `10.0.1.0/26` (its
-/// first and last addresses, which are no hosts', left out), several separated
-/// by commas.
+/// Source addresses, several separated by commas: `10.0.0.7`, `10.0.0.7-10.0.0.90` or
+/// `10.0.1.0/26`. The first and last addresses of a prefix are left out: they are no
+/// hosts'.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Sources(pub Vec<IpAddr>);
 
@@ -88,7 +88,7 @@ impl FromStr for Sources {
     }
 }
 
-/// The addresses of a part.
+/// Returns the addresses of a part.
 fn addresses(part: &str) -> Result<Vec<IpAddr>, String> {
     let address = |text: &str| {
         text.parse::<IpAddr>().map_err(|_| {
@@ -111,7 +111,7 @@ fn addresses(part: &str) -> Result<Vec<IpAddr>, String> {
         }
         _ => return Err(format!("{part} goes from no address to a higher one")),
     };
-    // One more than there may be, and those left out below.
+    // One more than the maximum, and those left out below.
     let mut all: Vec<IpAddr> = range.take(SOURCES_MAX + 3).collect();
     if part.contains('/') && all.len() > 2 {
         all.pop();

@@ -1,4 +1,4 @@
-//! What a load did, for people.
+//! The results of a load, for people.
 
 use tidewall_load::{
     Distribution, HttpReport, IdleReport, IdleSpec, Latency, LoadReport, LoadSpec, PingReport,
@@ -9,8 +9,8 @@ use crate::blast;
 use crate::table::{Align, Table};
 use crate::units::{count, nanoseconds, per_second, trimmed};
 
-/// One line of progress; `open` is how many idle connections there were at the
-/// last one, and is brought up to date.
+/// Returns one line of progress. `open` is the number of idle connections at the last
+/// line, and is updated.
 pub fn line(progress: &Progress, open: &mut u64) -> String {
     let mut line = blast::line(progress);
     let seconds = progress.interval.as_secs_f64();
@@ -67,7 +67,7 @@ pub fn line(progress: &Progress, open: &mut u64) -> String {
     line
 }
 
-/// The report as tables.
+/// Returns the report as tables.
 pub fn report(spec: &LoadSpec, report: &LoadReport) -> String {
     let mut text = match spec.blast {
         Some(_) => blast::text(report),
@@ -97,7 +97,7 @@ pub fn report(spec: &LoadSpec, report: &LoadReport) -> String {
     text
 }
 
-/// Why a load that ran to its end was for nothing.
+/// Explains why a load that ran to its end was useless.
 pub fn unanswered(report: &LoadReport) -> Option<String> {
     if let Some(s_clients) = &report.s_clients {
         let counts = &s_clients.whole;
@@ -132,13 +132,13 @@ pub fn unanswered(report: &LoadReport) -> Option<String> {
     None
 }
 
-/// As [`table`], of whatever has a number.
+/// Acts as [`table`], with every row that has a number.
 fn counts(seconds: f64, always: usize, rows: &[(&str, u64, &str)]) -> String {
     table("number", seconds, always, rows).text()
 }
 
-/// How many of `what` there were and what that is a second, where any time passed:
-/// the first rows `always`, the others where there are any.
+/// Returns a table of counts of `what`, also per second if any time passed: the first
+/// `always` rows, and those of the others that are not zero.
 pub fn table(what: &str, seconds: f64, always: usize, rows: &[(&str, u64, &str)]) -> Table {
     let mut table = Table::of(2, &format!("|>{what}|>/s|"));
     for (place, (name, number, note)) in rows.iter().enumerate() {
@@ -340,7 +340,7 @@ fn rpc(spec: &PingSpec, report: &PingReport, early: &str) -> String {
     text
 }
 
-/// Response times, corrected and raw, and the times of connecting.
+/// Returns response times, corrected and raw, and connection times.
 pub(super) fn times(
     times: &Times,
     connect: Option<&Latency>,

@@ -1,5 +1,5 @@
-//! What the loader will make of a program: whether a library can be put in front of the C
-//! library there.
+//! The loader's view of a program: whether a library can be put in front of its C
+//! library.
 
 use std::env;
 use std::ffi::{OsStr, OsString};
@@ -16,17 +16,17 @@ use object::{Endianness, FileKind, ReadCache, ReadRef, elf};
 use rustix::fs::Access;
 use rustix::process::{geteuid, getgid, getuid};
 
-/// Interpreters that follow each other, as `execve(2)` allows them.
+/// Longest chain of interpreters that `execve(2)` allows.
 const INTERPRETERS: usize = 5;
 /// Bytes of a script's first line that the kernel reads (BINPRM_BUF_SIZE).
 const FIRST_LINE: u64 = 256;
-/// What this processor runs (linux/elf-em.h).
+/// The machine type of this processor (linux/elf-em.h).
 const MACHINE: u16 = if cfg!(target_arch = "aarch64") {
     EM_AARCH64
 } else {
     EM_X86_64
 };
-/// How the runtime libraries' names begin that refuse to be loaded behind another.
+/// Prefixes of the runtime libraries that refuse to be loaded behind another.
 const FIRST: [&str; 2] = ["libasan.so", "libclang_rt.asan"];
 /// Type of the note `.note.go.buildid`, whose name is "Go".
 const GO_BUILD_ID: u32 = 4;
@@ -34,17 +34,17 @@ const GO_BUILD_ID: u32 = 4;
 /// Why no library gets in front of a program's C library.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Obstacle {
-    /// Nothing is loaded at its start.
+    /// It loads nothing at its start.
     Static,
     /// It makes its system calls itself.
     Go,
-    /// Another C library than GNU's.
+    /// Its C library is not GNU's.
     Musl,
-    /// The loader ignores LD_PRELOAD where a program gets another user's rights (AT_SECURE).
+    /// The loader ignores LD_PRELOAD if a program gets another user's rights (AT_SECURE).
     OtherUser,
-    /// The same where it gets capabilities of its file.
+    /// The loader ignores it, too, if the program's file grants capabilities.
     Capabilities,
-    /// 32 bits, or another processor's.
+    /// 32 bits, or another kind of processor.
     OtherMachine,
 }
 
@@ -67,17 +67,18 @@ impl fmt::Display for Obstacle {
     }
 }
 
-/// The obstacle at the program that these words start, and which file has it: the program,
-/// or an interpreter that its first line names, `/usr/bin/env` included. `None` too for what
-/// cannot be read or found: to start it says so, or it is no obstacle.
+/// Returns the obstacle in the program that these words start, and the file that has it.
+/// That is the program, or an interpreter named by its first line, `/usr/bin/env`
+/// included. Also returns `None` for a file that cannot be read or found: starting it
+/// reports the error, or it is no obstacle.
 pub fn obstacle(words: &[OsString]) -> Option<(PathBuf, Obstacle)> {
     let (path, file) = loaded(words)?;
-    // An interpreter's rights count, not the script's.
+    // The interpreter's rights count, not the script's.
     let found = rights(&path, &file.metadata().ok()?).or_else(|| of_elf(file))?;
     Some((path, found))
 }
 
-/// Why these words start no program, in words.
+/// Explains why these words start no program.
 pub fn no_program(words: &[OsString]) -> Option<String> {
     let program = words.first()?;
     let Some(path) = find(program) else {
@@ -106,13 +107,13 @@ pub fn no_program(words: &[OsString]) -> Option<String> {
     Some(format!("{}: {why}", path.display()))
 }
 
-/// The obstacle in a program's file itself.
+/// Returns the obstacle in a program's own file.
 pub fn obstacle_of(path: &Path) -> Option<Obstacle> {
     of_elf(File::open(path).ok()?)
 }
 
-/// The library that the program has to be loaded with before any other: AddressSanitizer's, which
-/// ends a program where another one comes first.
+/// Returns the library that must be loaded before any other: AddressSanitizer's, which
+/// ends a program if another one comes first.
 pub fn first_library(words: &[OsString]) -> Option<OsString> {
     let (_, file) = loaded(words)?;
     let needed = needed(&ReadCache::new(file)).unwrap_or_default();
@@ -123,7 +124,7 @@ pub fn first_library(words: &[OsString]) -> Option<OsString> {
     needed.into_iter().find(is_first)
 }
 
-/// The libraries that an ELF file names (DT_NEEDED).
+/// Returns the libraries that an ELF file names (DT_NEEDED).
 fn needed<'a>(data: impl ReadRef<'a>) -> object::Result<Vec<OsString>> {
     let header = FileHeader64::<Endianness>::parse(data)?;
     let endian = header.endian()?;
@@ -155,7 +156,7 @@ fn needed<'a>(data: impl ReadRef<'a>) -> object::Result<Vec<OsString>> {
     Ok(needed.filter_map(name).collect())
 }
 
-/// The file that the kernel loads where these words are executed.
+/// Returns the file that the kernel loads when it executes these words.
 fn loaded(words: &[OsString]) -> Option<(PathBuf, File)> {
     let mut path = find(words.first()?)?;
     for _ in 0..INTERPRETERS {
@@ -172,7 +173,7 @@ fn loaded(words: &[OsString]) -> Option<(PathBuf, File)> {
     None
 }
 
-/// As execvp(3) finds it.
+/// Finds a program as execvp(3) does.
 fn find(program: &OsStr) -> Option<PathBuf> {
     if program.as_bytes().contains(&b'/') {
         return Some(PathBuf::from(program));
@@ -186,7 +187,7 @@ fn find(program: &OsStr) -> Option<PathBuf> {
     candidates.find(executable)
 }
 
-/// The interpreter that a script's first line names, and its argument.
+/// Returns the interpreter in a script's first line, and its argument.
 fn interpreter(file: &File) -> Option<(OsString, Option<OsString>)> {
     let mut line = Vec::new();
     let mut reader = BufReader::new(file.take(FIRST_LINE));
@@ -205,7 +206,7 @@ fn interpreter(file: &File) -> Option<(OsString, Option<OsString>)> {
     })
 }
 
-/// Whether the kernel sets AT_SECURE at the program's start (commoncap.c).
+/// Returns whether the kernel sets AT_SECURE at the program's start (commoncap.c).
 fn rights(path: &Path, metadata: &Metadata) -> Option<Obstacle> {
     const SETUID: u32 = 0o4000;
     const SETGID_OF_GROUP: u32 = 0o2010;
@@ -221,7 +222,7 @@ fn rights(path: &Path, metadata: &Metadata) -> Option<Obstacle> {
     privileged.then_some(Obstacle::Capabilities)
 }
 
-/// `None` of what is no ELF file, or a broken one: it does not start.
+/// Returns `None` for a broken ELF file or a file of another kind: it does not start.
 fn of_elf(file: File) -> Option<Obstacle> {
     let data = ReadCache::new(file);
     let kind = FileKind::parse(&data).ok()?;

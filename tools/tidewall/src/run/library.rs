@@ -1,4 +1,4 @@
-//! The library that takes the place of the C library's socket calls in the program.
+//! The library that replaces the C library's socket calls in the program.
 
 use std::env;
 use std::ffi::{OsStr, OsString};
@@ -15,27 +15,28 @@ use crate::end::{Failure, check_interface};
 
 /// Its file's name.
 pub const NAME: &str = "libtidewall.so";
-/// Variable with its path; empty for none.
+/// Variable with the library's path; empty for none.
 const VARIABLE: &str = "TIDEWALL_LIBRARY";
 /// The loader's variable; names are separated by colons and blanks (ld.so(8)).
 const PRELOAD: &str = "LD_PRELOAD";
-/// Where it may be, seen from the directory of this program: built, then installed.
+/// Directories that may hold the library, relative to the one of this program: as built,
+/// then as installed.
 const PLACES: [&str; 4] = ["", "deps", "../lib", "../lib/tidewall"];
 
 /// The library for a program.
 pub enum Library {
-    /// Its path.
+    /// The library is at this path.
     At(PathBuf),
     /// The variable is empty: the program is written for Tidewall.
     NotWanted,
-    /// It is in none of the places, in words.
+    /// It is in none of the directories; the text names them.
     Missing(String),
 }
 
-/// Where it is.
+/// Finds the library.
 ///
 /// # Errors
-/// Exit code 2: the variable names no file, or the loader cannot take the name.
+/// Exit code 2: the variable names no file, or the loader cannot handle the name.
 pub fn find() -> Result<Library, Failure> {
     let path = match env::var_os(VARIABLE) {
         Some(path) if path.is_empty() => return Ok(Library::NotWanted),
@@ -76,13 +77,14 @@ fn beside(program: &Path) -> Option<PathBuf> {
     places.find(|path| path.is_file())
 }
 
-/// The interface's absence, in words.
+/// Describes the absence of the interface.
 pub fn no_interface(name: &str) -> Option<String> {
     let missing = check_interface(name).err();
     missing.map(|failure| failure.to_string())
 }
 
-/// Why the program's sockets stay with the kernel: itself, or the interface it would use.
+/// Explains why the program's sockets stay with the kernel: because of the program, or of
+/// the interface it would use.
 pub fn obstacle(words: &[OsString], interface: &str) -> Option<String> {
     if let Some((path, obstacle)) = executable::obstacle(words) {
         return Some(format!("{}: {obstacle}", path.display()));
@@ -108,7 +110,8 @@ fn routable(interface: &str) -> io::Result<bool> {
     }))
 }
 
-/// Puts it in front of what the loader is told to take, but behind what the program needs first.
+/// Puts the library in front of the loader's list, but behind what the program needs
+/// first.
 pub fn put(command: &mut Command, library: &Path) {
     let program = command.get_program().to_owned();
     let first = executable::first_library(&[program]);
@@ -123,7 +126,7 @@ pub fn put(command: &mut Command, library: &Path) {
     );
 }
 
-/// The loader's list of these.
+/// Joins these names as the loader expects them.
 fn joined(names: [Option<&OsStr>; 3]) -> OsString {
     let names = names.into_iter().flatten().filter(|name| !name.is_empty());
     names.collect::<Vec<_>>().join(OsStr::new(":"))
@@ -157,7 +160,7 @@ mod tests {
         let said = obstacle(&words, "tw-no-such").unwrap();
         assert!(said.contains("no interface tw-no-such"), "{said}");
         let said = obstacle(&words, "lo").unwrap_or_default();
-        // lo is reached by addresses of other interfaces, where there are any.
+        // Addresses of other interfaces reach lo, if there are any.
         assert!(said.is_empty() || said.contains("no address"), "{said}");
     }
 }

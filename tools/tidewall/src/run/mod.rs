@@ -1,4 +1,4 @@
-//! `tidewall run`: the manager of one program, for as long as that runs.
+//! `tidewall run`: the manager of one program, for the program's lifetime.
 
 mod executable;
 mod library;
@@ -38,27 +38,28 @@ use library::Library;
 use program::Program;
 use report::Report;
 
-/// Variable by which the library learns of `--policy`.
+/// Variable that passes `--policy` to the library.
 const POLICY: &str = "TIDEWALL_POLICY";
-/// The name of this program's processes, which a daemon's have not.
+/// The name of this program's processes, which a daemon's processes do not have.
 const RUN: &str = "tidewall";
-/// What fails where signals cannot be caught.
+/// The failing operation if signals cannot be caught.
 const CATCHING: &str = "catching signals";
-/// Addresses of documentation, which no network has (RFC 5737, RFC 3849).
+/// Documentation addresses, which no network has (RFC 5737, RFC 3849).
 const OUTSIDE_V4: Ipv4Addr = Ipv4Addr::new(192, 0, 2, 1);
 const OUTSIDE_V6: Ipv6Addr = Ipv6Addr::new(0x2001, 0xdb8, 0, 0, 0, 0, 0, 1);
 
-/// Run a program on Tidewall, unchanged, with a manager that lives as long as it does; nothing is installed.
+/// Run an unmodified program on Tidewall, with a manager that lives as long as it does;
+/// nothing is installed.
 ///
-/// A library (libtidewall.so, by LD_PRELOAD) takes the place of the C library's socket calls
-/// in the program and what it starts; sockets that the interface does not reach stay with the
-/// kernel. The manager (as tidewalld, docs/manager.md) is this process: it takes the interface,
-/// starts the program, and lets it and whatever it starts join, also under another user id.
-/// They find it by TIDEWALL_MANAGER. When the last process of the program ends, however it
-/// ends, the interface is as before; a server that goes to the background keeps this command
-/// running. Where a tidewalld has the interface, the program becomes that one's
-/// application instead, if it trusts its user. Needs root: CAP_NET_ADMIN, CAP_NET_RAW,
-/// CAP_BPF and CAP_PERFMON.
+/// A library (libtidewall.so, by LD_PRELOAD) replaces the C library's socket calls in the
+/// program and its descendants. Sockets that the interface does not reach stay with the
+/// kernel. This process is the manager (as tidewalld, docs/manager.md): it takes the
+/// interface and starts the program. The program and its descendants may join it, also
+/// under another user id; they find it by TIDEWALL_MANAGER. When the last process of the
+/// program ends, however it ends, the interface is as before. A server that goes to the
+/// background keeps this command running. If a tidewalld owns the interface, the program
+/// becomes its application instead, provided that it trusts the program's user. Needs
+/// root: CAP_NET_ADMIN, CAP_NET_RAW, CAP_BPF and CAP_PERFMON.
 #[derive(clap::Args)]
 #[command(
     override_usage = "tidewall run [--interface IF] [--private] [--ports PORTS] [--policy NAME] [--xdp MODE] [--or-kernel] [--report] [--] PROGRAM [ARGUMENT]...",
@@ -79,39 +80,41 @@ const OUTSIDE_V6: Ipv6Addr = Ipv6Addr::new(0x2001, 0xdb8, 0, 0, 0, 0, 0, 1);
     what was changed could not be put back; 2 it could not begin."
 )]
 pub struct Arguments {
-    /// Interface to take [default: that of the only tidewalld, else that of the default route]
+    /// Interface to take [default: that of the only tidewalld, else that of the default
+    /// route]
     #[arg(long, value_name = "IF")]
     interface: Option<String>,
-    /// Let processes of the program join in private mode only: several at once, and only what is
-    /// theirs to send leaves. Without it one of them at a time has the device's queues, by which it
-    /// can send any frame
+    /// Let processes of the program join in private mode only: several at once, each
+    /// limited to sending its own packets. Without it, one of them at a time owns the
+    /// device's queues, and can send any frame
     #[arg(long)]
     private: bool,
-    /// Ports that they may own, such as 7,8000-8100 [default: what bind(2) lets them have]
+    /// Ports that they may own, such as 7,8000-8100 [default: the ports that bind(2)
+    /// allows them]
     #[arg(long, value_name = "PORTS")]
     ports: Option<PortRanges>,
-    /// What decides how many frames a round takes and how often the device interrupts: interrupt,
-    /// napi, on-off, aic, qapolling, rhip or adaptive (the default)
+    /// Policy for how many frames a round takes and how often the device interrupts:
+    /// interrupt, napi, on-off, aic, qapolling, rhip or adaptive (the default)
     #[arg(long, value_name = "NAME", value_parser = policy)]
     policy: Option<PolicyKind>,
-    /// Where the driver program runs: native or generic [default: in the driver, or where that
-    /// cannot, on hardware, generically]
+    /// XDP mode of the driver program: native or generic [default: native; generic on
+    /// hardware whose driver lacks native XDP]
     #[arg(long, value_name = "MODE")]
     xdp: Option<XdpMode>,
-    /// Start the program on the kernel's sockets where Tidewall cannot have them, unprotected,
-    /// instead of ending with exit code 2
+    /// If Tidewall cannot own the program's sockets, start it on the kernel's,
+    /// unprotected, instead of ending with exit code 2
     #[arg(long)]
     or_kernel: bool,
-    /// At the end, say on standard error which sockets Tidewall had, and which stayed with the
-    /// kernel and why
+    /// At the end, list on standard error the sockets that Tidewall owned, and those that
+    /// stayed with the kernel and why
     #[arg(long)]
     report: bool,
-    /// What to run, and its arguments
+    /// Program to run, and its arguments
     #[arg(value_name = "PROGRAM", required = true, trailing_var_arg = true)]
     program: Vec<OsString>,
 }
 
-/// Library, interface and manager for a program, found before anything is changed.
+/// Library, interface and manager for a program, found before anything changes.
 struct Plan {
     library: Library,
     interface: String,
@@ -142,10 +145,10 @@ impl Plan {
     }
 }
 
-/// The interface on which Tidewall would have a program's sockets.
+/// Returns the interface on which Tidewall would own a program's sockets.
 ///
 /// # Errors
-/// Why it would have none, or the program would not start.
+/// Why it would own none, or why the program would not start.
 pub fn foresee(program: &[OsString], interface: Option<&str>) -> Result<String, Failure> {
     if let Some(why) = executable::no_program(program) {
         return Err(Failure::usage(why));
@@ -181,8 +184,8 @@ pub fn run(arguments: &Arguments) -> Outcome {
 }
 
 impl Arguments {
-    /// Refuses to start the program, or says with `--or-kernel` why Tidewall has none of its
-    /// sockets.
+    /// Refuses to start the program, or with `--or-kernel` prints why Tidewall owns none
+    /// of its sockets.
     fn refuse(&self, why: &Failure) -> Outcome {
         if self.or_kernel {
             warn(&format!(
@@ -211,7 +214,7 @@ fn launch_on(arguments: &Arguments, launch: Launch, interface: &str, socket: &Pa
     }
     let mounted = is_bpffs(Path::new(BPFFS));
     let pins = places::ephemeral_pins(interface);
-    // What an earlier run left that was killed; only its user may look.
+    // Leftovers of a killed run; only its user may look.
     if mounted && missing_privileges().is_none() {
         remove_left(&pins, interface)?;
     }
@@ -222,7 +225,7 @@ fn launch_on(arguments: &Arguments, launch: Launch, interface: &str, socket: &Pa
         arguments.refuse(&missing)?;
         return launch.on_kernel(&missing).supervise();
     }
-    // Nothing that is pinned has to outlive this process but by SIGKILL.
+    // No pin has to outlive this process, except after SIGKILL.
     let own = (!mounted).then(PrivateBpffs::new).transpose();
     let (pins, _own) = match own {
         Ok(Some(own)) => (own.path().join(interface), Some(own)),
@@ -243,7 +246,7 @@ fn launch_on(arguments: &Arguments, launch: Launch, interface: &str, socket: &Pa
     ended(code)
 }
 
-/// What a manager needs beyond this process's capabilities, with the cure.
+/// Names the privileges that a manager needs and this process lacks, with the remedy.
 fn missing_privileges() -> Option<Failure> {
     let needed = [NET_ADMIN, NET_RAW, BPF, PERFMON];
     let lacks = !Set::effective().missing(&needed).is_empty();
@@ -257,8 +260,8 @@ fn missing_privileges() -> Option<Failure> {
     )))
 }
 
-/// Why the manager that listens is none for this program: interfaces of several network
-/// namespaces may have one name, where these have one `/run`.
+/// Explains why the listening manager is unusable for this program: interfaces of several
+/// network namespaces may share one name, if the namespaces share one `/run`.
 fn elsewhere(socket: &Path) -> Option<String> {
     let peer = Connection::connect(socket).and_then(|it| it.peer()).ok()?;
     let network = |process: &str| fs::read_link(format!("/proc/{process}/ns/net")).ok();
@@ -272,7 +275,8 @@ fn elsewhere(socket: &Path) -> Option<String> {
     })
 }
 
-/// That the manager that listens is a `tidewall run`, unless this process belongs to its program.
+/// Reports that the listening manager is a `tidewall run`, unless this process belongs to
+/// its program.
 fn another_run(socket: &Path, interface: &str) -> Option<Failure> {
     let peer = Connection::connect(socket).and_then(|it| it.peer()).ok()?;
     let name = fs::read_to_string(format!("/proc/{}/comm", peer.pid)).ok()?;
@@ -292,7 +296,7 @@ fn ended(code: u8) -> Outcome {
     }
 }
 
-/// That of the only manager that listens, else that of the default route.
+/// Returns the interface of the only listening manager, else that of the default route.
 fn default_interface() -> Result<(PathBuf, String), Failure> {
     let mut live: Vec<(PathBuf, String)> = (places::managers().into_iter())
         .filter(|(path, _)| View::connect(path).is_ok())
@@ -314,7 +318,7 @@ fn default_interface() -> Result<(PathBuf, String), Failure> {
     }
 }
 
-/// The interface by which the rest of the world is reached.
+/// Returns the interface of the route to outside addresses.
 fn of_default_route() -> Option<String> {
     let [v4, v6] = [OUTSIDE_V4.into(), OUTSIDE_V6.into()];
     let mut routes = Rtnetlink::open().ok()?;
@@ -329,17 +333,17 @@ fn of_default_route() -> Option<String> {
 /// The program, before its start.
 struct Launch {
     command: Command,
-    /// Put in front of the C library.
+    /// To be put in front of the C library.
     library: Option<PathBuf>,
     /// Why all sockets stay with the kernel.
     obstacle: Option<String>,
-    /// The sockets are named at the end.
+    /// The sockets are listed at the end.
     has_report: bool,
 }
 
 impl Launch {
     fn new(arguments: &Arguments, manager: &Path) -> Self {
-        // One is required.
+        // clap requires a program.
         let (program, words) = arguments.program.split_first().unzip();
         let mut command = Command::new(program.unwrap_or(&OsString::new()));
         command.args(words.unwrap_or_default());
@@ -355,7 +359,7 @@ impl Launch {
         }
     }
 
-    /// Without the library and a manager.
+    /// Removes the library and the manager.
     fn on_kernel(mut self, why: &Failure) -> Self {
         self.library = None;
         self.obstacle = Some(why.to_string());
@@ -363,8 +367,8 @@ impl Launch {
         self
     }
 
-    /// Runs it to the end of its last process; the exit code. `meanwhile` is given what is
-    /// readable then.
+    /// Runs the program until its last process ends; returns the exit code. Meanwhile it
+    /// calls `meanwhile` with the stream that becomes readable at that end.
     fn follow(
         mut self,
         program: Program,
@@ -398,7 +402,7 @@ impl Launch {
         ended(self.follow(program, |_| ())?)
     }
 
-    /// Becomes the program; a failure to.
+    /// Replaces this process by the program; returns only on failure.
     fn exec(mut self) -> Failure {
         if let Some(library) = &self.library {
             library::put(&mut self.command, library);
@@ -408,7 +412,7 @@ impl Launch {
     }
 }
 
-/// As shells and env(1) say it.
+/// Reports the error as shells and env(1) do.
 fn not_started(command: &Command, error: &io::Error) -> Failure {
     let code = match error.kind() {
         io::ErrorKind::NotFound => 127,
@@ -418,7 +422,7 @@ fn not_started(command: &Command, error: &io::Error) -> Failure {
     Failure::with_code(code, format!("starting {program}: {error}"))
 }
 
-/// Becomes the program, as an application of a manager that is there.
+/// Replaces this process by the program, as an application of an existing manager.
 fn join(arguments: &Arguments, launch: Launch, manager: &Path) -> Outcome {
     if arguments.private || arguments.ports.is_some() || arguments.xdp.is_some() {
         return Err(Failure::usage(format!(
@@ -445,8 +449,8 @@ fn remove_left(pins: &Path, interface: &str) -> Outcome {
     })
 }
 
-/// Runs the program with a manager; its exit code. What was changed is left to
-/// [`remove_left`].
+/// Runs the program with a manager; returns its exit code. [`remove_left`] removes what
+/// was changed.
 fn manage(
     arguments: &Arguments,
     launch: Launch,
@@ -464,17 +468,19 @@ fn manage(
             return launch.on_kernel(&why).follow(program, |_| ());
         }
     };
-    // Who has the pins has the socket.
+    // The owner of the pins owns the socket.
     let result = launch.follow(program, |end| {
         let ended = server.run(end, None, || ());
         if ended.is_err() {
             server.log_end(&ended);
-            // The program goes on, and waits for no answer of a manager that has ended.
+            // The program continues without waiting for answers of a manager that has
+            // ended.
             drop(server);
         }
     });
     let _ = fs::remove_file(socket);
-    // What `tidewall stat` asks of the program's processes is left by those that were killed.
+    // Removes the control sockets for `tidewall stat` that killed processes of the
+    // program left.
     let _ = control::live();
     result
 }
@@ -499,7 +505,7 @@ fn server(
         false => Trust::Direct,
     });
     limits.ports = arguments.ports.clone();
-    // There is nobody to share with.
+    // There is no other user to share with.
     limits.applications_of_domain = APPLICATIONS;
     limits.clients_of_user = limits.clients;
     let mut server = Server::new(limits, device, listener, Log::of(Level::Warning))

@@ -18,14 +18,14 @@ use signal_hook::iterator::exfiltrator::raw::WithRawSiginfo;
 
 use crate::end::warn;
 
-/// What is passed on: signals that end a program or ask something of it, but not those by
-/// which a terminal stops and continues jobs.
+/// Signals that are passed on: those that end a program or ask something of it, but not
+/// those by which a terminal stops and continues jobs.
 const PASSED_ON: [i32; 6] = [SIGHUP, SIGINT, SIGQUIT, SIGTERM, SIGUSR1, SIGUSR2];
 
-/// What a signal's number is added to for an exit code, as shells do.
+/// Added to a signal's number for the exit code, as in shells.
 const BY_SIGNAL: i32 = 128;
 
-/// A program that has not been started yet, whose signals are kept for it.
+/// A program that has not started yet, whose signals are kept for it.
 pub struct Program {
     signals: SignalsInfo<WithRawSiginfo>,
 }
@@ -37,12 +37,12 @@ pub struct Running {
 }
 
 impl Program {
-    /// From now on this process does not end by the signals that are passed on. One that is
-    /// ignored stays so, for the program, too: nohup(1) has set that, or a shell that starts
-    /// a job in the background.
+    /// From now on, signals that are passed on do not end this process. An ignored signal
+    /// stays ignored, for the program, too: it was set by nohup(1), or by a shell that
+    /// starts a job in the background.
     ///
     /// # Errors
-    /// What the kernel reports.
+    /// The kernel's error.
     pub fn new() -> io::Result<Self> {
         let ignored = ignored(&fs::read_to_string("/proc/self/status")?);
         let passed_on = PASSED_ON
@@ -52,11 +52,11 @@ impl Program {
         Ok(Program { signals })
     }
 
-    /// Starts it. A process that outlives its parent becomes this process's child, and is
-    /// followed like the program itself.
+    /// Starts the program. A process that outlives its parent becomes this process's
+    /// child, and is followed like the program itself.
     ///
     /// # Errors
-    /// NotFound, PermissionDenied; what the kernel reports.
+    /// NotFound, PermissionDenied; otherwise the kernel's error.
     pub fn start(self, command: &mut Command) -> io::Result<Running> {
         set_child_subreaper(Some(getpid()))?;
         let (end, held) = UnixStream::pair()?;
@@ -68,7 +68,7 @@ impl Program {
             drop(held);
             code
         });
-        // It is not left without a manager.
+        // The program is not left without a manager.
         let thread = spawned.inspect_err(|_| {
             let _ = kill_process(child, Signal::KILL);
         })?;
@@ -77,21 +77,22 @@ impl Program {
 }
 
 impl Running {
-    /// Readable once the last of its processes has ended.
+    /// Returns a stream that is readable once the last process has ended.
     pub fn end(&self) -> &UnixStream {
         &self.end
     }
 
-    /// Waits for that; the exit code of the program, or of the signal that ended it. A
-    /// program that went to the background (ended with 0 and left processes) has the exit
-    /// code of the last of these.
+    /// Waits for that end. Returns the exit code of the program, or that of the signal
+    /// that ended it. For a program that went to the background (ended with 0 and left
+    /// processes), it is the exit code of the last of these.
     pub fn wait(self) -> u8 {
         // The thread does not panic.
         self.thread.join().unwrap_or(u8::MAX)
     }
 }
 
-/// The signals that a process ignores, the first in the lowest bit (proc_pid_status(5)).
+/// Returns the signals that a process ignores, the first in the lowest bit
+/// (proc_pid_status(5)).
 fn ignored(status: &str) -> u64 {
     let mut lines = status.lines();
     let set = lines.find_map(|line| line.strip_prefix("SigIgn:"));
@@ -99,18 +100,18 @@ fn ignored(status: &str) -> u64 {
         .unwrap_or(0)
 }
 
-/// The processes of the program. This process is their subreaper, so one whose parent has ended
-/// is a child of this process, and none is left once there is no child.
+/// The processes of the program. This process is their subreaper: if their parent ends,
+/// they become its children. So none is left once it has no child.
 struct Processes {
     /// The process that was started, until it ends.
     program: Option<Pid>,
     /// Its name, for messages.
     name: String,
-    /// The exit code to end with.
+    /// The exit code so far.
     code: u8,
-    /// SIGTERM was passed on: every process that is left gets it once.
+    /// SIGTERM was passed on: every remaining process receives it once.
     is_ending: bool,
-    /// The children that got it.
+    /// The children that received it.
     asked: HashSet<Pid>,
 }
 
@@ -125,7 +126,7 @@ impl Processes {
         }
     }
 
-    /// Passes signals on until the last process has ended; the exit code.
+    /// Passes signals on until the last process has ended; returns the exit code.
     fn follow(mut self, mut signals: SignalsInfo<WithRawSiginfo>) -> u8 {
         for signal in signals.forever() {
             if signal.si_signo == SIGCHLD {
@@ -141,7 +142,8 @@ impl Processes {
         self.code
     }
 
-    /// `by_terminal`: all processes of the foreground's group have got it already.
+    /// Passes a signal on. `by_terminal`: all processes of the foreground process group
+    /// have received it already.
     fn pass_on(&mut self, signal: Signal, targets: &[Pid], by_terminal: bool) {
         for &target in targets {
             let same_group = || getpgid(Some(target)).ok() == getpgid(None).ok();
@@ -151,12 +153,12 @@ impl Processes {
             if signal == Signal::TERM {
                 self.asked.insert(target);
             }
-            // One that has just ended is reaped next.
+            // A process that has just ended is reaped next.
             let _ = kill_process(target, signal);
         }
     }
 
-    /// Reaps the children that have ended; true once none is left.
+    /// Reaps the children that have ended; returns true once none is left.
     fn reap(&mut self) -> bool {
         let before = self.program;
         let is_over = loop {
@@ -203,7 +205,7 @@ impl Processes {
     }
 }
 
-/// The children of this process.
+/// Returns the children of this process.
 fn children() -> Vec<Pid> {
     let numbers = children_of(std::process::id()).into_iter();
     numbers
@@ -211,7 +213,7 @@ fn children() -> Vec<Pid> {
         .collect()
 }
 
-/// The children of a process, of all its threads (proc_tid_children(5)).
+/// Returns the children of a process, of all its threads (proc_tid_children(5)).
 pub fn children_of(process: u32) -> Vec<u32> {
     let tasks = fs::read_dir(format!("/proc/{process}/task"));
     let tasks = tasks.into_iter().flatten().flatten();

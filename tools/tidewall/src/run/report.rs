@@ -1,5 +1,5 @@
-//! What became of the sockets of a run's program: named on standard error at once where the
-//! kernel has them, shown to `stat`, `top` and `doctor` meanwhile, and a table at the end.
+//! The fate of a program's sockets: those that stay with the kernel are named on standard
+//! error at once, and shown to `stat`, `top` and `doctor`. A table follows at the end.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs::{self, File};
@@ -24,38 +24,38 @@ use super::unreached::Unreached;
 use crate::end::warn;
 use crate::table::Table;
 
-/// What a socket's name in [`places::SOCKETS`] begins and ends with, around a process.
+/// Prefix and suffix of a socket's name in [`places::SOCKETS`], around the process.
 const NAME: (&str, &str) = ("run-", ".report");
 /// Sent instead of the key by a process that asks for the records.
 const QUESTION: &[u8] = b"?";
-/// Bytes of a key, which are written in hexadecimal.
+/// Bytes of a key, which is written in hexadecimal.
 const KEY_BYTES: usize = 16;
-/// Rows that are kept.
+/// Most rows kept.
 const ROWS_MAX: usize = 4096;
-/// Lines on standard error.
+/// Most lines on standard error.
 const SAID_MAX: usize = 64;
-/// Records that are shown to one who asks.
+/// Most records shown to a process that asks.
 const SHOWN_MAX: usize = 128;
-/// Strangers at a time: connections that have not sent the key, and threads that answer them.
-/// What a stranger has sent is never taken from its socket but by the closing of that, which may
+/// Most strangers at a time: connections that have not sent the key, and threads that
+/// answer them. A stranger's data are only discarded by closing its socket, which may
 /// take as long as the stranger likes.
 const STRANGERS_MAX: usize = 64;
-/// How long a connection may take to send the key.
+/// Time in which a connection must send the key.
 const KEY_WITHIN: Duration = Duration::from_secs(1);
-/// How often is looked whether time is over, and how long until a connection is accepted again
-/// after too many, or without a descriptor left.
+/// How often timeouts are checked, and the delay before accepting again after too many
+/// connections, or without a descriptor.
 const LOOK_EVERY: Duration = Duration::from_millis(100);
-/// How often processes without the library are looked for, at first and later.
+/// How often to look for processes without the library, at first and later.
 const LOOK_FIRST: Duration = Duration::from_millis(500);
 const LOOK_RARELY: Duration = Duration::from_secs(10);
 const UNTIL_RARE: Duration = Duration::from_secs(60);
-/// How long an answer is waited for.
+/// Longest wait for an answer.
 const ANSWER_WITHIN: Timespec = Timespec {
     tv_sec: 1,
     tv_nsec: 0,
 };
 
-/// Receives the records of a program's processes; its socket is removed when dropped.
+/// Receives the records of a program's processes; removes its socket when dropped.
 pub struct Report {
     path: PathBuf,
     key: String,
@@ -65,23 +65,24 @@ pub struct Report {
     thread: Option<JoinHandle<()>>,
 }
 
-/// All but the process of a record, by which rows are told apart.
+/// A record without its process; rows are compared by it.
 type Row = (String, Verdict, String, String, String);
 
 #[derive(Debug, Default)]
 struct Records {
     rows: BTreeMap<Row, BTreeSet<u32>>,
-    /// What was said on standard error, by what is said once.
+    /// Records already printed on standard error, in the form in which each is printed
+    /// once.
     said: BTreeSet<Row>,
 }
 
 impl Report {
-    /// Begins to receive, of programs that are started with this library.
+    /// Begins to receive the records of programs started with this library.
     ///
     /// # Errors
-    /// What the kernel reports.
+    /// The kernel's error.
     pub fn start(library: &Path) -> io::Result<Self> {
-        // Those of runs that were killed are removed by this.
+        // This removes the sockets of killed runs.
         live();
         let name = format!("{}{}{}", NAME.0, process::id(), NAME.1);
         let _ = fs::create_dir_all(places::SOCKETS);
@@ -123,7 +124,7 @@ impl Report {
         command.env(record::KEY_VARIABLE, &self.key);
     }
 
-    /// The table of all records; to be called after the last process has ended.
+    /// Returns the table of all records; to be called after the last process has ended.
     pub fn end(mut self) -> String {
         self.stop();
         text(&lock(&self.records))
@@ -154,7 +155,7 @@ fn new_key() -> io::Result<String> {
     Ok(bytes.iter().map(|byte| format!("{byte:02x}")).collect())
 }
 
-/// The thread.
+/// The receiving thread.
 struct Server {
     listener: Listener,
     /// Readable at the end.
@@ -162,19 +163,19 @@ struct Server {
     key: String,
     /// Connections that have sent the key.
     processes: Vec<Connection>,
-    /// Connections that have not sent anything yet, and until when they may.
+    /// Connections that have not sent anything yet, with their deadlines.
     pending: Vec<(Connection, Instant)>,
-    /// A count: one more for each thread that answers a stranger.
+    /// A reference count: one more for each thread that answers a stranger.
     strangers: Arc<()>,
     records: Arc<Mutex<Records>>,
     unreached: Unreached,
-    /// When processes without the library are looked for next.
+    /// Next time to look for processes without the library.
     look_at: Instant,
-    /// Until when they are looked for often.
+    /// End of the time in which they are looked for often.
     until_rare: Instant,
 }
 
-/// What a connection has sent first.
+/// The first message of a connection.
 enum First {
     Key,
     Nothing,
@@ -218,7 +219,8 @@ impl Server {
         }
     }
 
-    /// Accepts all that wait; false where no more can be had for a while.
+    /// Accepts all waiting connections; returns false if no more can be accepted for a
+    /// while.
     fn accept(&mut self) -> bool {
         loop {
             if Arc::strong_count(&self.strangers) + self.pending.len() > STRANGERS_MAX {
@@ -252,8 +254,8 @@ impl Server {
         }
     }
 
-    /// The key is taken from the socket; of what else was sent no descriptor is, which would
-    /// have to be closed here.
+    /// Reads the first message. Only the key is taken from the socket. Descriptors in
+    /// anything else stay there, since closing them here could block.
     fn first(&self, connection: &Connection) -> First {
         let mut sent = [0; 2 * KEY_BYTES];
         match recv(
@@ -276,14 +278,14 @@ impl Server {
             show(&connection, &lock(&records));
             drop((connection, count));
         };
-        // One that cannot be started closes the connection here: nothing better is left.
+        // If no thread starts, the connection is closed here: there is no better way.
         let _ = std::thread::Builder::new()
             .name("tw-show".to_owned())
             .spawn(answer);
     }
 }
 
-/// Takes all messages of a process; false once it has hung up.
+/// Receives all messages of a process; returns false once it has hung up.
 fn receive(process: &Connection, records: &Mutex<Records>) -> bool {
     let mut line = [0; LINE_BYTES];
     loop {
@@ -308,7 +310,7 @@ fn note(records: &Mutex<Records>, record: &Record) {
     }
 }
 
-/// Sends what is unprotected, of processes that live.
+/// Sends the unprotected sockets of live processes.
 fn show(to: &Connection, records: &Records) {
     for record in records.unprotected().take(SHOWN_MAX) {
         let flags = SendFlags::DONTWAIT | SendFlags::NOSIGNAL;
@@ -319,9 +321,9 @@ fn show(to: &Connection, records: &Records) {
 }
 
 impl Records {
-    /// Adds a record; whether it is to be said on standard error: once by cause and socket, and of
-    /// connections, which may be many, once by cause.
-    /// What a process says of a listener takes the place of what it has said of it before.
+    /// Adds a record; returns whether to print it on standard error. It is printed once
+    /// for each cause and socket, or once per cause for connections, which may be many. A
+    /// process's record of a listener replaces its earlier one.
     fn add(&mut self, record: &Record) -> bool {
         let is_listener = |row: &Row| row.2 == "listener" && row.3 == record.address;
         if record.what == "listener" {
@@ -368,8 +370,8 @@ impl Records {
     }
 }
 
-/// What the kernel has of the programs of all runs that live and answer this user; the sockets
-/// of those that were killed are removed.
+/// Returns the kernel sockets of the programs of all live runs that answer this user;
+/// removes the sockets of killed runs.
 pub fn live() -> Vec<Record> {
     let entries = fs::read_dir(places::SOCKETS)
         .into_iter()
@@ -382,7 +384,7 @@ pub fn live() -> Vec<Record> {
     paths.flat_map(|path| ask(&path)).collect()
 }
 
-/// The same, and what these stacks say of their programs.
+/// Returns the same, and what these stacks report of their programs.
 pub fn of_all<'a>(stacks: impl IntoIterator<Item = &'a StackSnapshot>) -> Vec<Record> {
     let said = stacks.into_iter().flat_map(|stack| &stack.unprotected);
     let mut records: Vec<Record> = live().into_iter().chain(said.cloned()).collect();
@@ -392,7 +394,7 @@ pub fn of_all<'a>(stacks: impl IntoIterator<Item = &'a StackSnapshot>) -> Vec<Re
     records
 }
 
-/// Records as a list with a title; empty if there are none.
+/// Formats records as a list with a title; empty if there are none.
 pub fn listed(records: &[Record]) -> String {
     let lines = records.iter().map(|record| format!("  {record}\n"));
     let lines: String = lines.collect();
@@ -426,7 +428,7 @@ fn ask(path: &Path) -> Vec<Record> {
                 let line = String::from_utf8_lossy(line.get(..length).unwrap_or_default());
                 records.extend(Record::parse(&line));
             }
-            // The question was not taken; the answer comes behind that.
+            // The question was not read; the answer comes behind that.
             Err(Errno::CONNRESET | Errno::INTR) => {}
             _ => return records,
         }
@@ -436,7 +438,7 @@ fn ask(path: &Path) -> Vec<Record> {
     }
 }
 
-/// Rows that differ by their process alone are one.
+/// Formats all records; rows that differ only by process become one.
 fn text(records: &Records) -> String {
     if records.rows.is_empty() {
         return "tidewall: all sockets stayed with the kernel: the program has waited for none that \
@@ -504,7 +506,7 @@ mod tests {
              8\tnginx\tkernel\tdatagrams\t127.0.0.1:4001\tloopback",
         );
         assert_eq!(news.len(), 4, "{news:?}");
-        // A program that makes new ones all day does not fill the terminal.
+        // A program that keeps making new sockets does not fill the terminal.
         let lines: String = (0..2 * SAID_MAX)
             .map(|port| format!("8\tp\tkernel\tlistener\t127.0.0.1:{port}\tloopback\n"))
             .collect();

@@ -1,5 +1,5 @@
-//! Processes of a run's program that the library is not in, and what they serve: nothing else
-//! would say that their sockets are the kernel's.
+//! Processes of a run's program without the library, and the ports they serve: nothing
+//! else would report that their sockets are the kernel's.
 
 use std::collections::{BTreeSet, HashMap, HashSet};
 use std::fs;
@@ -11,27 +11,28 @@ use tidewall_manager::record::{Record, VARIABLE, Verdict};
 
 use super::{executable, library};
 
-/// Files of a process's network namespace that list sockets, and the state of those that wait
-/// for anybody: TCP_LISTEN, and TCP_CLOSE of UDP sockets without a peer (`net/tcp_states.h`).
+/// Files in a process's network namespace that list sockets, and the state of sockets
+/// waiting for clients. That is TCP_LISTEN, and TCP_CLOSE for UDP sockets without a peer
+/// (`net/tcp_states.h`).
 const TABLES: [(&str, &str, &str); 4] = [
     ("tcp", "0A", "listener"),
     ("tcp6", "0A", "listener"),
     ("udp", "07", "datagrams"),
     ("udp6", "07", "datagrams"),
 ];
-/// The entry of the auxiliary vector that says that the loader trusts no environment.
+/// The auxiliary vector's entry by which the loader distrusts the environment.
 const AT_SECURE: u64 = 23;
 
-/// Looks at processes again and again.
+/// Examines processes again and again.
 #[derive(Debug)]
 pub struct Unreached {
     library: String,
-    /// By process: its program, and whether the library is there.
+    /// For each process: its program, and whether the library is there.
     known: HashMap<u32, (PathBuf, bool)>,
 }
 
 impl Unreached {
-    /// For programs that are started with a library.
+    /// Creates one for programs started with a library.
     pub fn new(library: &Path) -> Self {
         Unreached {
             library: library.display().to_string(),
@@ -39,14 +40,14 @@ impl Unreached {
         }
     }
 
-    /// The sockets that wait for anybody in processes without the library. A process is believed
-    /// to lack it when that is so in two looks: the loader needs a moment.
+    /// Returns the sockets that wait for clients in processes without the library. A
+    /// process counts as such after two looks: the loader needs a moment.
     pub fn look(&mut self) -> Vec<Record> {
         let mut now = HashMap::new();
         let mut found = Vec::new();
         for number in descendants(process::id()) {
             let root = PathBuf::from(format!("/proc/{number}"));
-            // One that has ended has none.
+            // A process that has ended has none.
             let Ok(program) = fs::read_link(root.join("exe")) else {
                 continue;
             };
@@ -64,7 +65,7 @@ impl Unreached {
     }
 }
 
-/// Children, their children and so on.
+/// Returns the children, their children and so on.
 fn descendants(process: u32) -> Vec<u32> {
     let mut all = super::program::children_of(process);
     let mut next = 0;
@@ -75,11 +76,12 @@ fn descendants(process: u32) -> Vec<u32> {
     all
 }
 
-/// The sockets that wait for anybody in processes that have the library and no stack to ask, by
-/// whose records no run is. `with`: the processes that have one.
+/// Returns the sockets that wait for clients in processes that have the library, but
+/// neither a stack to ask nor a run with their records. `with`: the processes that have a
+/// stack.
 pub fn without_stack(with: &BTreeSet<u32>) -> Vec<Record> {
     let root = |number: u32| PathBuf::from(format!("/proc/{number}"));
-    // A parent has the sockets open that the stack serves for its workers.
+    // A parent holds the sockets open that the stack serves for its workers.
     let served: HashSet<String> = with.iter().flat_map(|&it| inodes(&root(it))).collect();
     let entries = fs::read_dir("/proc").into_iter().flatten().flatten();
     let processes = entries.filter_map(|entry| entry.file_name().to_str()?.parse().ok());
@@ -107,7 +109,7 @@ pub fn without_stack(with: &BTreeSet<u32>) -> Vec<Record> {
     found
 }
 
-/// Inodes of a process's open sockets.
+/// Returns the inodes of a process's open sockets.
 fn inodes(root: &Path) -> HashSet<String> {
     let descriptors = fs::read_dir(root.join("fd"));
     let descriptors = descriptors.into_iter().flatten().flatten();
@@ -120,7 +122,7 @@ fn inodes(root: &Path) -> HashSet<String> {
         .collect()
 }
 
-/// Those of these sockets that wait for a client.
+/// Returns those of these sockets that wait for a client.
 fn sockets(
     number: u32,
     root: &Path,
@@ -135,7 +137,7 @@ fn sockets(
     for (table, state, what) in TABLES {
         let lines = fs::read_to_string(root.join("net").join(table)).unwrap_or_default();
         for line in lines.lines().skip(1) {
-            // Number, addresses here and there, state, six more, inode (proc_net_tcp(5)).
+            // Number, local and remote address, state, six more, inode (proc_net_tcp(5)).
             let fields: Vec<&str> = line.split_ascii_whitespace().collect();
             let [_, local, _, its_state, _, _, _, _, _, inode, ..] = fields[..] else {
                 continue;
@@ -165,7 +167,7 @@ fn sockets(
     records
 }
 
-/// Why the library is not there.
+/// Explains why the library is missing.
 fn reason(root: &Path) -> String {
     if is_secure(&fs::read(root.join("auxv")).unwrap_or_default()) {
         return "it changed its user or its rights before it executed a program, and the loader \
@@ -178,7 +180,8 @@ fn reason(root: &Path) -> String {
     }
 }
 
-/// Of an auxiliary vector: pairs of words (getauxval(3)).
+/// Returns whether AT_SECURE is set in an auxiliary vector: pairs of words
+/// (getauxval(3)).
 fn is_secure(vector: &[u8]) -> bool {
     let mut words = vector
         .as_chunks()
@@ -193,7 +196,7 @@ fn is_secure(vector: &[u8]) -> bool {
     false
 }
 
-/// `0100007F:0050`: words of four bytes as this processor has them, and a port.
+/// Parses `0100007F:0050`: four-byte words in this processor's byte order, and a port.
 fn address(text: &str) -> Option<SocketAddr> {
     let (address, port) = text.split_once(':')?;
     let port = u16::from_str_radix(port, 16).ok()?;
@@ -240,7 +243,7 @@ mod tests {
 
     #[test]
     fn a_process_without_the_library_is_found_by_what_it_serves() {
-        // As of one that is started without it, which this one is.
+        // This process was started without the library.
         let listener = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
         let local = listener.local_addr().unwrap().to_string();
         let root = Path::new("/proc/self");

@@ -1,4 +1,4 @@
-//! What a service counts: a line a second while it runs, totals at its end.
+//! The counters of a service: one line per second while it runs, totals at its end.
 
 use std::io::{self, IsTerminal, Write};
 use std::path::PathBuf;
@@ -18,13 +18,13 @@ use crate::units;
 /// Time between two lines of statistics.
 pub(super) const LINE: Duration = Duration::from_secs(1);
 
-/// What has been counted at some moment.
+/// The counters at some moment.
 #[derive(Clone, Copy, Debug, Default)]
 pub(super) struct Look {
     pub(super) service: ServiceCounts,
-    /// Zeroes of whatever is no proxy.
+    /// Zero for services other than the proxy.
     pub(super) proxy: ProxyCounts,
-    /// Lines that the access log has lost.
+    /// Lines that the access log has dropped.
     pub(super) log_lost: u64,
 }
 
@@ -37,7 +37,7 @@ impl Look {
         })
     }
 
-    /// What is to be said of the access log.
+    /// Describes the lines that the access log has dropped.
     fn losses(&self) -> String {
         match self.log_lost {
             0 => String::new(),
@@ -46,11 +46,12 @@ impl Look {
     }
 }
 
-/// How a service's counts are put.
+/// The wording of a service's counters.
 pub(super) struct Words {
-    /// Of a line of statistics: the counts now, the last ones, the time between.
+    /// Formats a line of statistics: the counters now, the previous ones, the time
+    /// between.
     pub(super) rates: &'static (dyn Fn(&Look, &Look, Duration) -> String + Sync),
-    /// Of the end: all counts, and the time it took.
+    /// Formats the end: all counters, and the duration.
     pub(super) totals: &'static (dyn Fn(&Look, Duration) -> String + Sync),
 }
 
@@ -68,8 +69,8 @@ pub(super) fn begin(
     }
     let open = || Reader::open(&path).map_err(|error| Failure::io("reading the counters", &error));
     let (reader, look) = (open()?, open()?);
-    // Nobody else reads them, and who is killed leaves no file that another user cannot write
-    // when the process's number comes again.
+    // No other process reads them. And a killed process leaves no file that another user
+    // could not write once the process id is reused.
     let _ = std::fs::remove_file(&path);
     let terminal = io::stderr().is_terminal();
     let begun = Instant::now();
@@ -81,7 +82,7 @@ pub(super) fn begin(
     let result = service(&counters);
     ended.store(true, Ordering::Relaxed);
     if let Some(watcher) = watcher {
-        // Its panic, if any, has been reported; the totals below do not need it.
+        // A panic of the thread has been reported; the totals below do not depend on it.
         let _ = watcher.join();
     }
     if let Some(look) = Look::at(&look).filter(|_| has_begun(&result)) {
@@ -94,7 +95,7 @@ pub(super) fn begin(
     result.map_err(|error| Failure::io("serving", &error))
 }
 
-/// Whether a service came as far as to serve; its address is the first that it asks for.
+/// Returns whether a service began to serve; first of all it asks for its address.
 fn has_begun(result: &io::Result<()>) -> bool {
     use io::ErrorKind::{AddrInUse, AddrNotAvailable, PermissionDenied};
     !result.as_ref().is_err_and(|error| {
@@ -105,7 +106,7 @@ fn has_begun(result: &io::Result<()>) -> bool {
     })
 }
 
-/// Where the processor time went.
+/// Formats the distribution of the CPU time.
 fn parts(times: &Times) -> String {
     let share = |part: u64| 100.0 * part as f64 / times.total.max(1) as f64;
     format!(
@@ -116,7 +117,7 @@ fn parts(times: &Times) -> String {
     )
 }
 
-/// Where the counters are kept: in memory where there is such a file system.
+/// Returns the path of the counters: in memory, if there is such a file system.
 fn counters_path() -> PathBuf {
     let directory = std::path::Path::new("/dev/shm");
     let directory = if directory.is_dir() {
@@ -127,7 +128,7 @@ fn counters_path() -> PathBuf {
     directory.join(format!("tidewall-serve-{}", std::process::id()))
 }
 
-/// Prints rates every second until `ended`; over the same line on a terminal.
+/// Prints rates every second until `ended`; on a terminal, over the same line.
 fn watch(
     reader: &Reader,
     stack: Option<&Stack>,

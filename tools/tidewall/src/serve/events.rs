@@ -1,5 +1,5 @@
-//! How a server of connections waits for what happens: `--events`, and the
-//! hosts that it stands for.
+//! How a connection server waits for events: `--events`, and the hosts that it stands
+//! for.
 
 use std::io;
 
@@ -21,13 +21,14 @@ use crate::end::{Failure, Outcome};
 /// A way to wait.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub enum Events {
-    /// Tidewall's own, of native sockets: the default there
+    /// Tidewall's own, for native sockets: the default there
     Selector,
     /// Edge-triggered epoll: the default on linux
     Epoll,
-    /// select on bitmaps of any width; on tidewall it examines only what is new, hinted or was ready
+    /// select on bitmaps of any width; on tidewall it examines only what is new, hinted
+    /// or was ready
     Select,
-    /// On tidewall: select that examines everything, as it used to be, to be compared with
+    /// On tidewall: the classical select, which examines everything; a comparator
     ClassicalSelect,
     /// poll
     Poll,
@@ -41,7 +42,7 @@ pub enum Numbers {
     /// A hierarchical bitmap
     #[default]
     Bitmap,
-    /// A linear scan, as it used to be, to be compared with
+    /// A linear scan, as in classical kernels; a comparator
     Linear,
 }
 
@@ -51,7 +52,7 @@ impl Events {
         value.map_or_else(String::new, |value| value.get_name().to_owned())
     }
 
-    /// What there is on a stack, the default first.
+    /// Returns the choices of a stack, the default first.
     fn on(on: On) -> &'static [Events] {
         match on {
             On::Linux => &[Events::Epoll, Events::Select, Events::Poll],
@@ -66,7 +67,7 @@ impl Events {
         }
     }
 
-    /// What was chosen.
+    /// Returns the chosen one.
     fn of(arguments: &Arguments) -> Result<Self, Failure> {
         let there = Events::on(arguments.on);
         match arguments.events {
@@ -84,7 +85,7 @@ impl Events {
     }
 }
 
-/// A server of connections.
+/// A connection server.
 pub enum Server {
     Web(Web),
     Proxy(Proxy),
@@ -155,7 +156,7 @@ fn failed(error: io::Error) -> Failure {
     Failure::io("waiting for connections", &error)
 }
 
-/// Refuses, before anything is begun, what will not do.
+/// Rejects unusable arguments before anything begins.
 pub fn check(arguments: &Arguments) -> Outcome {
     let events = Events::of(arguments)?;
     if arguments.allocator.is_some() && (arguments.on == On::Linux || events == Events::Selector) {

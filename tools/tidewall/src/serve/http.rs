@@ -12,10 +12,10 @@ use super::{Arguments, Place, Words, begin, say_where};
 use crate::end::{Failure, Outcome};
 use crate::units::{age, count, per_second};
 
-/// The usual port.
+/// The default port.
 const PORT: u16 = 80;
 
-/// A web server to be run.
+/// A web server, ready to run.
 pub struct Web {
     pub spec: Spec,
     log: Option<Log>,

@@ -13,23 +13,24 @@ use super::{Arguments, Look, Place, Words, begin, say_where};
 use crate::end::{Failure, Outcome};
 use crate::units::{age, count, per_second};
 
-/// The usual port of a forward proxy (Squid's).
+/// The default port of a forward proxy (Squid's).
 const FORWARD_PORT: u16 = 3128;
-/// That of a reverse proxy: it stands in for a web server.
+/// The default port of a reverse proxy: it stands in for a web server.
 const REVERSE_PORT: u16 = 80;
 
-/// What only the proxy has a use for.
+/// Options that only the proxy uses.
 #[derive(clap::Args)]
 pub struct Options {
-    /// The proxy passes all requests to this web server (a reverse proxy), in place of whom each
-    /// request names
+    /// Web server that receives all requests (a reverse proxy), instead of the server
+    /// that each request names
     #[arg(long, value_name = "HOST:PORT")]
     origin: Option<String>,
-    /// Clients that the proxy answers (repeat it) [default: all that reach its --address]
+    /// Clients that the proxy answers (may be repeated) [default: all that reach its
+    /// --address]
     #[arg(long = "allow-client", value_name = "CIDR")]
     allow_client: Vec<Cidr>,
-    /// Addresses inside, such as 10.0.0.0/8, to which a proxy without --origin goes all the same
-    /// (repeat it) [default: none]
+    /// Internal addresses, such as 10.0.0.0/8, to which a proxy without --origin connects
+    /// all the same (may be repeated) [default: none]
     #[arg(
         long = "allow-destination",
         value_name = "CIDR",
@@ -39,12 +40,12 @@ pub struct Options {
 }
 
 impl Options {
-    /// Whether it would do for anybody who reaches it whatever is asked for.
+    /// Returns whether it would forward any request of any client that reaches it.
     pub fn is_open(&self) -> bool {
         self.origin.is_none() && self.allow_client.is_empty()
     }
 
-    /// The name of one that was given.
+    /// Returns the name of an option that was given.
     pub fn given(&self) -> Option<&'static str> {
         let Options {
             origin,
@@ -62,7 +63,7 @@ impl Options {
     }
 }
 
-/// A proxy to be run.
+/// A proxy, ready to run.
 pub struct Proxy {
     pub spec: Spec,
     log: Option<Log>,
@@ -106,7 +107,7 @@ impl Proxy {
     }
 }
 
-/// The address of the origin.
+/// Resolves the address of the origin.
 fn address(text: &str) -> Result<SocketAddr, Failure> {
     let mut found = text.to_socket_addrs().map_err(|error| {
         Failure::usage(format!(

@@ -1,6 +1,6 @@
-//! What each counter means and what to do about it, for `tidewall stat`, `tidewall
-//! stat --explain` and `tidewall trace`: what the lists of the driver program
-//! (`bpf/tables.h`) and of the engines (`DropReason`) say, and here the rest.
+//! The meaning of each counter and its remedy, for `tidewall stat`, `tidewall stat
+//! --explain` and `tidewall trace`. The lists of the driver program (`bpf/tables.h`) and
+//! of the engines (`DropReason`) have theirs; the rest is here.
 
 use std::sync::LazyLock;
 
@@ -52,7 +52,7 @@ pub static ENTRIES: LazyLock<Vec<Entry>> = LazyLock::new(|| {
     lists.chain(others.copied()).collect()
 });
 
-/// Those that are in no list.
+/// Counters that are in no other list.
 const OTHERS: &[Entry] = &[
     entry(
         Device,
@@ -231,7 +231,7 @@ const OTHERS: &[Entry] = &[
     ),
 ];
 
-/// Of a transport switch.
+/// Counters of a transport switch.
 const SWITCH: &[Entry] = &[
     entry(
         Switch,

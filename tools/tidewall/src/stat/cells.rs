@@ -1,4 +1,4 @@
-//! The switch of cells whose first port is a stack's interface.
+//! The cell switch whose first port is a stack's interface.
 
 use tidewall::snapshot::CellSwitchSnapshot;
 
@@ -13,7 +13,7 @@ use crate::units::{count, per_second};
 const CONGESTED: &str = "The outgoing link is slower than what comes for it: a higher priority for what must \
      not wait, or a longer queue for short bursts.";
 
-/// Of a switch of cells.
+/// Counters of a cell switch.
 pub(super) const CELLS: &[Entry] = &[
     entry(
         Cells,
@@ -138,7 +138,7 @@ pub(super) const CELLS: &[Entry] = &[
     ),
 ];
 
-/// Everything about the switch; nothing where there is none.
+/// Describes the switch; empty without one.
 pub fn text(pair: &Pair) -> String {
     let Some(switch) = &pair.now.cell_switch else {
         return String::new();
@@ -173,7 +173,7 @@ pub fn text(pair: &Pair) -> String {
     )
 }
 
-/// A counter of the switch's.
+/// Returns one of the switch's counters.
 pub fn counter(switch: &CellSwitchSnapshot, name: &str) -> u64 {
     switch.counters.get(name).copied().unwrap_or(0)
 }
@@ -187,8 +187,8 @@ mod tests {
 
     use super::*;
 
-    /// What is dropped is a loss that is explained. What a device does not take at once
-    /// waits here, so that three counters of the transport switch stay zero.
+    /// Each kind of drop is explained as a loss. Cells that a device does not accept at
+    /// once wait here, so three counters of the transport switch stay zero.
     #[test]
     fn losses_are_explained() {
         let is_loss = |name: &String| {

@@ -1,4 +1,4 @@
-//! What the counters of circuits mean.
+//! The meaning of the circuit counters.
 
 use super::causes::entry;
 use super::explain::Counts::{Loss, Way};
@@ -10,7 +10,7 @@ const CELLS_LOST: &str = "Parts of PDUs are lost or change their order on the wa
 const MEMORY_SHORT: &str = "PDUs that do not end hold the memory that all circuits share: an attack, or many \
      circuits with long PDUs that come slowly.";
 
-/// Of AAL5's reassembly, and of cells.
+/// Counters of AAL5 reassembly, and of cells.
 pub(super) const CIRCUITS: &[Entry] = &[
     entry(
         Circuit,

@@ -1,5 +1,5 @@
-//! Receive control as people see it: what each queue's policy does now, and
-//! how often rounds, interrupts and overflows came.
+//! Receive control for people: the current behaviour of each queue's policy, and the
+//! rates of rounds, interrupts and overflows.
 
 use serde::Serialize;
 use tidewall::snapshot::{ControlSnapshot, QueueSnapshot};
@@ -11,7 +11,7 @@ use crate::units::{count, per_second, trimmed};
 /// Characters of the bar that shows a buffer's use.
 const BAR: usize = 10;
 
-/// One queue's rates a second.
+/// One queue's rates per second.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Serialize)]
 pub struct Rates {
     /// Rounds of receiving.
@@ -27,7 +27,7 @@ pub struct Rates {
 }
 
 impl Rates {
-    /// Those of a queue between the two looks of a pair.
+    /// Returns the rates of a queue between the two looks of a pair.
     pub fn of(pair: &Pair, queue: usize) -> Self {
         let rate = |find: fn(&QueueSnapshot) -> u64| pair.queue_rate(queue, find);
         Rates {
@@ -39,7 +39,7 @@ impl Rates {
         }
     }
 
-    /// Those of every queue.
+    /// Returns the rates of every queue.
     pub fn all(pair: &Pair) -> Vec<Self> {
         (0..pair.now.queues.len())
             .map(|queue| Rates::of(pair, queue))
@@ -47,12 +47,12 @@ impl Rates {
     }
 }
 
-/// T for people: `0` where every frame may interrupt.
+/// Formats T: `0` if every frame may interrupt.
 pub fn interval(control: &ControlSnapshot) -> String {
     trimmed(control.interrupt_interval)
 }
 
-/// One line: `adaptive, Bp 300, T 50 µs, polling, fullest buffer 37 %`.
+/// Formats one line: `adaptive, Bp 300, T 50 µs, polling, fullest buffer 37 %`.
 pub fn line(control: &ControlSnapshot) -> String {
     if control.policy.is_empty() {
         return "none".to_owned();
@@ -91,7 +91,7 @@ fn used(share: f64) -> f64 {
     }
 }
 
-/// Never 100 % unless full, never 0 % unless empty.
+/// Formats a share: 100 % only if full, 0 % only if empty.
 fn percent(share: f64) -> String {
     match used(share) {
         share if share > 0.0 && share < 0.01 => "<1 %".to_owned(),
@@ -100,13 +100,13 @@ fn percent(share: f64) -> String {
     }
 }
 
-/// `####......`; the last mark only of a full buffer.
+/// Draws `####......`; the last mark only for a full buffer.
 fn bar(share: f64) -> String {
     let marks = (used(share) * BAR as f64) as usize;
     format!("{}{}", "#".repeat(marks), ".".repeat(BAR - marks))
 }
 
-/// A line a queue, with its rates.
+/// Returns a table with one line per queue, and its rates.
 pub fn table(pair: &Pair) -> String {
     let mut table = Table::of(
         2,
@@ -214,7 +214,7 @@ pub mod tests {
                 "-"
             ]
         );
-        // A stack that reports no receive control has its rates all the same.
+        // A stack that does not report receive control still has its rates.
         let mut pair = pair();
         pair.now.queues[0].control = ControlSnapshot::default();
         let text = table(&pair);

@@ -1,10 +1,10 @@
-//! Looking up what a counter means. The table is in [`super::causes`]; a test
-//! here holds it to the names that the stack really uses.
+//! Looks up the meaning of a counter. The table is in [`super::causes`]; a test here
+//! compares it with the names that the stack really uses.
 
 use super::causes::ENTRIES;
 use crate::table::wrap;
 
-/// Where in a frame's way a counter counts.
+/// The stage of a frame's path at which a counter counts.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Place {
     /// The device, before the driver program.
@@ -25,14 +25,14 @@ pub enum Place {
     Socket,
     /// The transport switch.
     Switch,
-    /// The switch of cells.
+    /// The cell switch.
     Cells,
     /// Sending.
     Transmit,
 }
 
 impl Place {
-    /// All, in the order in which a frame passes them.
+    /// All stages, in the order in which a frame passes them.
     pub const ALL: [Place; 11] = [
         Place::Device,
         Place::Driver,
@@ -65,7 +65,7 @@ impl Place {
     }
 }
 
-/// What a counter counts.
+/// The kind of thing that a counter counts.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Counts {
     /// Frames or datagrams that died here.
@@ -77,30 +77,30 @@ pub enum Counts {
 /// One counter.
 #[derive(Clone, Copy, Debug)]
 pub struct Entry {
-    /// Where it counts.
+    /// The stage at which it counts.
     pub place: Place,
     /// Its name there.
     pub name: &'static str,
     /// Whether something was lost.
     pub counts: Counts,
-    /// What happened, in a sentence.
+    /// Its meaning, in a sentence.
     pub meaning: &'static str,
-    /// What to do about it; empty when nothing is to be done.
+    /// The remedy; empty if nothing needs to be done.
     pub advice: &'static str,
 }
 
-/// The entry of a counter.
+/// Returns the entry of a counter.
 pub fn find(place: Place, name: &str) -> Option<&'static Entry> {
     entries(place).find(|entry| entry.name == name)
 }
 
-/// The entries of a place.
+/// Returns the entries of a stage.
 pub fn entries(place: Place) -> impl Iterator<Item = &'static Entry> {
     ENTRIES.iter().filter(move |entry| entry.place == place)
 }
 
-/// All entries as text for `tidewall stat --explain`; `word` keeps those whose
-/// name contains it.
+/// Formats all entries for `tidewall stat --explain`; `word` keeps those whose name
+/// contains it.
 pub fn text(word: &str, width: usize) -> String {
     let mut text = String::new();
     for place in Place::ALL {

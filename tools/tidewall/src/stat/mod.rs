@@ -1,4 +1,4 @@
-//! `tidewall stat`: what live stacks do, and where frames died.
+//! `tidewall stat`: the activity of live stacks, and the places where frames died.
 
 mod causes;
 mod cells;
@@ -26,22 +26,25 @@ use crate::run::report;
 use crate::units;
 use processor::Shares;
 
-/// Time between two looks, unless another is asked for.
+/// Default time between two looks.
 const PERIOD: Duration = Duration::from_secs(1);
 
-/// Stacks that have ended that a terminal still shows.
+/// Stacks that have ended and that a terminal still shows.
 const GONE: usize = 3;
 
-/// Show what live Tidewall stacks do: receive control, queues, sockets, and drops by cause and place.
+/// Show what live Tidewall stacks do: receive control, queues, sockets, and drops by
+/// cause and place.
 ///
-/// Asks every stack of this host (or that of one process) twice, a second
-/// apart, and prints counts since the stack began and rates a second in
-/// between. Needs to be root, as the stacks are.
+/// Queries every stack of this host (or that of one process) twice, a second apart.
+/// Prints counts since the stack began, and rates per second in between. Needs root, as
+/// the stacks do.
 ///
-/// Receive control of a queue: its policy; Bp, most frames a round; T, least
-/// time between two interrupts; how frames came (idle, interrupt, mixed,
-/// polling); use of its fullest buffer. --watch shows them first, with the
-/// idle time of the processors that the stack's threads may run on.
+/// Receive control of a queue is shown as its policy, Bp (most frames per round) and T
+/// (least time between two interrupts). How frames arrive (idle, interrupt, mixed,
+/// polling) and the use of its fullest buffer follow.
+///
+/// --watch shows these first, with the idle time of the processors on which the stack's
+/// threads may run.
 #[derive(clap::Args)]
 #[command(
     after_help = "Examples:\n  tidewall stat                 all live stacks, once\n  \
@@ -57,9 +60,9 @@ pub struct Arguments {
     /// Process whose stacks to show [default: all live stacks]
     #[arg(value_name = "PID")]
     process: Option<u32>,
-    /// Print JSON, one line a look: {"seconds": …, "ended": […], "unprotected": […],
-    /// "stacks": [{"now": …, "before": …,
-    /// "rates": [a queue's, a second], "processors": {"idle": 0 to 1, …}}]}
+    /// Print JSON, one line per look: {"seconds": …, "ended": […], "unprotected": […],
+    /// "stacks": [{"now": …, "before": …, "rates": [per second, of each queue],
+    /// "processors": {"idle": 0 to 1, …}}]}
     #[arg(long)]
     json: bool,
     /// Look again every SECONDS, 0.1 to 60 [1 when left out], until interrupted
@@ -72,7 +75,7 @@ pub struct Arguments {
     explain: Option<String>,
 }
 
-/// Reads the time between two looks.
+/// Parses the time between two looks.
 pub fn period(text: &str) -> Result<Duration, String> {
     let period = units::duration(text)?;
     if (Duration::from_millis(100)..=Duration::from_secs(60)).contains(&period) {
@@ -89,14 +92,14 @@ pub struct Pair {
     pub now: StackSnapshot,
     /// The earlier one; none for a stack that has just begun.
     pub before: Option<StackSnapshot>,
-    /// Packets that the interface received from the earlier one on, up to
-    /// somewhat before the later one, so that the driver program has had time to
-    /// see them; none where that is not known.
+    /// Packets that the interface received from the earlier look until shortly before the
+    /// later one, so that the driver program has had time to see them. None if unknown.
     pub received: Option<u64>,
 }
 
 impl Pair {
-    /// Of a stack `now` and, unless it has just begun, `before`.
+    /// Creates the pair of a stack's two looks; `before` is missing for a stack that has
+    /// just begun.
     pub fn new(now: StackSnapshot, before: Option<StackSnapshot>) -> Self {
         Pair {
             now,
@@ -105,21 +108,21 @@ impl Pair {
         }
     }
 
-    /// Packets of the interface of which the driver program saw not one; none
-    /// where it saw some, or none came.
+    /// Returns the interface's packets if the driver program saw not one of them; none if
+    /// it saw some, or none arrived.
     pub fn unseen(&self) -> Option<u64> {
         let before = self.before.as_ref()?;
         let silent = self.now.frames() == before.frames();
         self.received.filter(|&packets| silent && packets > 0)
     }
 
-    /// Seconds between the two by the stack's own clock.
+    /// Returns the seconds between the two by the stack's own clock.
     pub fn seconds(&self) -> f64 {
         let before = self.before.as_ref().map_or(0, |before| before.microseconds);
         self.now.microseconds.saturating_sub(before) as f64 / 1e6
     }
 
-    /// A counter's rate a second, `count` finding it in a snapshot.
+    /// Returns a counter's rate per second; `count` finds it in a snapshot.
     pub fn rate(&self, count: impl Fn(&StackSnapshot) -> u64) -> f64 {
         let before = self.before.as_ref().map_or(0, &count);
         let seconds = self.seconds();
@@ -130,18 +133,18 @@ impl Pair {
         }
     }
 
-    /// As [`Pair::rate`], of a counter of one queue.
+    /// Acts as [`Pair::rate`], for a counter of one queue.
     pub fn queue_rate(&self, queue: usize, count: impl Fn(&QueueSnapshot) -> u64) -> f64 {
         self.rate(|stack| stack.queues.get(queue).map_or(0, &count))
     }
 }
 
-/// Process that a control socket belongs to.
+/// Returns the process of a control socket.
 fn owner(path: &Path) -> Option<u32> {
     path.file_name()?.to_str()?.split('.').next()?.parse().ok()
 }
 
-/// Control sockets of this host.
+/// Returns the control sockets of this host.
 fn all() -> Result<Vec<PathBuf>, Failure> {
     sockets::live().map_err(|error| Failure::io(&format!("reading {}", sockets::DIRECTORY), &error))
 }
@@ -153,10 +156,10 @@ fn of(process: Option<u32>, all: &[PathBuf]) -> Vec<PathBuf> {
         .collect()
 }
 
-/// Live stacks of one process, or of all.
+/// Returns the live stacks of one process, or of all.
 ///
 /// # Errors
-/// Exit code 1 when there are none.
+/// Exit code 1 if there are none.
 pub fn stacks(process: Option<u32>) -> Result<Vec<PathBuf>, Failure> {
     let all = all()?;
     let found = of(process, &all);
@@ -184,7 +187,7 @@ fn none_live() -> Failure {
     )
 }
 
-/// A snapshot of the stack behind a control socket; none when it has ended.
+/// Returns a snapshot of the stack behind a control socket; none if it has ended.
 fn ask(path: &Path) -> Result<Option<StackSnapshot>, Failure> {
     read(path, sockets::ask(path, "stat"))
 }
@@ -205,7 +208,7 @@ fn read(path: &Path, answer: io::Result<String>) -> Result<Option<StackSnapshot>
     };
     match serde_json::from_str(&answer) {
         Ok(snapshot) => Ok(Some(snapshot)),
-        // It ended in the middle of its answer.
+        // The stack ended in the middle of its answer.
         Err(error) if error.is_eof() => Ok(None),
         Err(error) => Err(Failure::answer(format!(
             "{} answers in another form ({error}); use the tidewall command of the same version",
@@ -214,26 +217,25 @@ fn read(path: &Path, answer: io::Result<String>) -> Result<Option<StackSnapshot>
     }
 }
 
-/// A snapshot of the stack behind a control socket.
+/// Returns a snapshot of the stack behind a control socket.
 ///
 /// # Errors
-/// What asking reports, a stack that has ended, and an answer that is not a
-/// snapshot.
+/// An error of the query, a stack that has ended, or an answer that is not a snapshot.
 pub fn snapshot(path: &Path) -> Result<StackSnapshot, Failure> {
     ask(path)?.ok_or_else(|| Failure::answer(format!("the stack of {} has ended", path.display())))
 }
 
-/// One look at some stacks; those that have ended are left out.
+/// One look at some stacks; leaves out those that have ended.
 struct Look {
     found: Vec<(PathBuf, StackSnapshot)>,
-    /// Those that do not answer, and why.
+    /// Stacks that do not answer, and why.
     silent: Vec<(PathBuf, Failure)>,
 }
 
 /// Looks at these stacks.
 ///
 /// # Errors
-/// Why one of them does not answer, when none does.
+/// The reason why one of them does not answer, if none does.
 fn look(paths: Vec<PathBuf>) -> Result<Look, Failure> {
     let mut found = Vec::new();
     let mut silent = Vec::new();
@@ -254,8 +256,8 @@ fn look(paths: Vec<PathBuf>) -> Result<Look, Failure> {
     }
 }
 
-/// Looks at what is between two looks: waits `period`, and near its end reads how
-/// many packets the interfaces have received.
+/// Waits `period` between two looks. Near its end, reads how many packets the interfaces
+/// have received.
 fn between(period: Duration, stop: &AtomicBool, paths: &[PathBuf]) -> Vec<(PathBuf, u64)> {
     // Longer than any deferral of interrupts.
     let margin = period / 10;
@@ -270,7 +272,7 @@ fn between(period: Duration, stop: &AtomicBool, paths: &[PathBuf]) -> Vec<(PathB
     received
 }
 
-/// The later look at a stack, its earlier one if it was there, and what was read
+/// Pairs the later look at a stack with its earlier one, if any, and with the counts read
 /// [`between`] them.
 fn paired(
     path: &Path,
@@ -288,13 +290,13 @@ fn paired(
     pair
 }
 
-/// A look at all live stacks that answer.
+/// Looks at all live stacks that answer.
 pub fn live() -> Vec<(PathBuf, StackSnapshot)> {
     let paths = stacks(None).unwrap_or_default();
     look(paths).map(|look| look.found).unwrap_or_default()
 }
 
-/// Two looks at all live stacks, a second apart; none where there are none.
+/// Looks twice at all live stacks, a second apart; returns none if there are none.
 pub fn pairs() -> Vec<Pair> {
     let stop = AtomicBool::new(false);
     let before = live();
@@ -309,20 +311,20 @@ pub fn pairs() -> Vec<Pair> {
         .collect()
 }
 
-/// Sockets of the kernel, of programs under `tidewall run` and of those with these stacks, or of one
-/// process.
+/// Returns the kernel sockets of programs under `tidewall run` and of those with these
+/// stacks, or of one process.
 fn unprotected(process: Option<u32>, stacks: &[(PathBuf, StackSnapshot)]) -> Vec<Record> {
     let mut records = report::of_all(stacks.iter().map(|(_, stack)| stack));
     records.retain(|record| process.is_none_or(|process| process == record.process));
     records
 }
 
-/// What `--json` prints at each look.
+/// The output of `--json` at each look.
 #[derive(Serialize)]
 struct Line<'a> {
     /// Between two looks.
     seconds: f64,
-    /// Stacks that have ended since the last one.
+    /// Stacks that have ended since the last look.
     ended: &'a [String],
     stacks: Vec<LineStack<'a>>,
     /// Kernel sockets of unmodified programs, in words.
@@ -358,7 +360,7 @@ fn line<'a>(
     }
 }
 
-/// Names of the stacks that were there before and have ended.
+/// Returns the names of the stacks that were there before and have ended.
 fn ended(before: &[(PathBuf, StackSnapshot)], now: &Look) -> Vec<String> {
     let found = now.found.iter().map(|(path, _)| path);
     let known: Vec<&PathBuf> = found
@@ -371,7 +373,7 @@ fn ended(before: &[(PathBuf, StackSnapshot)], now: &Look) -> Vec<String> {
         .collect()
 }
 
-/// Why a look finds nothing more to look at.
+/// Explains why a look finds no stack any more.
 fn all_ended(names: &[String]) -> Failure {
     let (plural, have) = if names.len() == 1 {
         ("", "has")
@@ -403,13 +405,13 @@ pub fn run(arguments: &Arguments) -> Outcome {
     let mut before = match found {
         Ok(look) if !look.found.is_empty() => look.found,
         found => {
-            // All of a program may be on the kernel's sockets.
+            // All sockets of a program may be the kernel's.
             say(&report::listed(&unprotected(arguments.process, &[])))?;
             return Err(found.err().unwrap_or_else(none_live));
         }
     };
     processors.read(before.iter().map(|(_, stack)| stack.process));
-    // On a terminal what has ended stays to be read.
+    // On a terminal, ended stacks stay visible.
     let mut gone: Vec<String> = Vec::new();
     let mut first = true;
     loop {
@@ -536,16 +538,16 @@ mod tests {
             let received: Vec<_> = read.map(|read| (path.clone(), read)).into_iter().collect();
             paired(&path, &now, &[(path.clone(), before)], &received).unseen()
         };
-        // 40 came and none was seen; what came after the reading does not count.
+        // 40 arrived and none was seen; packets after the reading do not count.
         let all = unseen(look(5, Some(100)), look(5, Some(170)), Some(140));
         assert_eq!(all, Some(40));
-        // One that was seen is enough.
+        // One seen packet is enough.
         let some = unseen(look(5, Some(100)), look(6, Some(170)), Some(140));
         assert_eq!(some, None);
-        // None came: local clients do not come by the interface.
+        // None arrived: local clients do not use the interface.
         let none = unseen(look(5, Some(100)), look(5, Some(101)), Some(100));
         assert_eq!(none, None);
-        // Not known: no procfs, a stack that has just begun, one that is silent.
+        // Unknown: no procfs, a stack that has just begun, or a silent one.
         assert_eq!(unseen(look(5, None), look(5, None), None), None);
         assert_eq!(unseen(look(5, Some(1)), look(5, Some(2)), None), None);
         assert_eq!(unseen(look(5, None), look(5, Some(2)), Some(2)), None);
@@ -563,7 +565,7 @@ mod tests {
             silent: Vec::new(),
         };
         assert_eq!(ended(&before, &now), ["process 2 on tw-x"]);
-        // One that does not answer has not ended.
+        // A stack that does not answer has not ended.
         let silent = (PathBuf::from("/run/2.0.sock"), Failure::answer("busy"));
         now.silent.push(silent);
         assert!(ended(&before, &now).is_empty());
@@ -582,7 +584,7 @@ mod tests {
     fn a_stack_that_is_gone_is_no_error() {
         let path = std::env::temp_dir().join(format!("tw-stat-{}.sock", std::process::id()));
         assert!(ask(&path).is_ok_and(|found| found.is_none()));
-        // It accepts, and ends before it answers.
+        // The stack accepts, and ends before it answers.
         let listener = std::os::unix::net::UnixListener::bind(&path).unwrap();
         let ending = std::thread::spawn(move || {
             let (mut stream, _) = listener.accept().unwrap();
@@ -591,7 +593,7 @@ mod tests {
         });
         assert!(ask(&path).is_ok_and(|found| found.is_none()));
         ending.join().unwrap();
-        // Nobody listens any more.
+        // No stack listens any more.
         assert!(snapshot(&path).is_err_and(|error| error.code() == 1));
         std::fs::remove_file(&path).unwrap();
     }

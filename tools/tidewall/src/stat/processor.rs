@@ -1,15 +1,14 @@
-//! How idle the processors are that a stack's threads may run on, and how much
-//! of one its process uses: /proc/stat and /proc/PID (proc(5)).
+//! The idle share of the processors on which a stack's threads may run, and the CPU time
+//! of its process: /proc/stat and /proc/PID (proc(5)).
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::time::{Duration, Instant};
 
 use serde::Serialize;
 
-/// USER_HZ: ticks a second in /proc, on every architecture that Linux runs on
-/// today.
+/// USER_HZ: ticks per second in /proc, on every architecture that Linux runs on today.
 const TICKS: f64 = 100.0;
-/// Shortest time that shares are computed over: at a tick of 10 ms, 1 %.
+/// Shortest time over which shares are computed: at a tick of 10 ms, 1 %.
 const WINDOW: Duration = Duration::from_secs(1);
 
 /// Ticks of one processor since the system began.
@@ -19,17 +18,16 @@ struct Ticks {
     all: u64,
 }
 
-/// What processors and one process did in a while.
+/// The CPU use of processors and one process over some time.
 #[derive(Clone, Debug, Default, PartialEq, Serialize)]
 pub struct Shares {
-    /// Over how long, seconds.
+    /// Length of that time, seconds.
     pub seconds: f64,
-    /// Idle part of the processors that any thread of the process may run on,
-    /// 0 to 1.
+    /// Idle share of the processors on which any thread of the process may run, 0 to 1.
     pub idle: Option<f64>,
-    /// The same by processor.
+    /// The same for each processor.
     pub processors: BTreeMap<u32, f64>,
-    /// Processor time of the process; 1 is one processor.
+    /// CPU time of the process; 1 is one processor.
     pub process: Option<f64>,
 }
 
@@ -38,7 +36,7 @@ pub struct Shares {
 struct Reading {
     at: Instant,
     processors: BTreeMap<u32, Ticks>,
-    /// Ticks of each process asked for.
+    /// Ticks of each requested process.
     processes: BTreeMap<u32, u64>,
 }
 
@@ -64,7 +62,7 @@ impl Watch {
     }
 
     fn push(&mut self, reading: Reading) {
-        // The second oldest is kept as the oldest once it is old enough itself.
+        // The second oldest becomes the oldest once it is old enough itself.
         while self
             .readings
             .get(1)
@@ -75,7 +73,7 @@ impl Watch {
         self.readings.push_back(reading);
     }
 
-    /// Shares between the oldest reading kept and the latest.
+    /// Returns the shares between the oldest kept reading and the latest.
     pub fn shares(&self, process: u32) -> Shares {
         self.shares_of(process, &allowed(process))
     }
@@ -91,7 +89,7 @@ impl Watch {
             let Some(before) = first.processors.get(number) else {
                 continue;
             };
-            // iowait may fall (proc(5)), so the difference may not exist.
+            // iowait may fall (proc(5)), so there may be no difference.
             let ticks = Ticks {
                 idle: now.idle.saturating_sub(before.idle),
                 all: now.all.saturating_sub(before.all),
@@ -122,7 +120,7 @@ fn share(ticks: Ticks) -> Option<f64> {
 }
 
 impl Shares {
-    /// One line: `processors 0-1: 97.3 % idle (0: 99.1, 1: 95.5), process 2.1 %`.
+    /// Formats one line: `processors 0-1: 97.3 % idle (0: 99.1, 1: 95.5), process 2.1 %`.
     pub fn text(&self) -> String {
         let numbers: Vec<u32> = self.processors.keys().copied().collect();
         let mut text = match (self.idle, numbers.as_slice()) {
@@ -133,7 +131,7 @@ impl Shares {
                     ranges(&numbers),
                     100.0 * idle
                 );
-                // More would not be read in a line.
+                // More would be unreadable in one line.
                 if numbers.len() <= 8 {
                     let each: Vec<String> = self
                         .processors
@@ -156,7 +154,7 @@ impl Shares {
     }
 }
 
-/// The lines `cpuN user nice system idle iowait irq softirq steal …` of
+/// Parses the lines `cpuN user nice system idle iowait irq softirq steal …` of
 /// /proc/stat.
 fn processors(text: &str) -> BTreeMap<u32, Ticks> {
     text.lines()
@@ -167,7 +165,7 @@ fn processors(text: &str) -> BTreeMap<u32, Ticks> {
                 return None;
             }
             let number = words.next()?.parse().ok()?;
-            // What follows the eighth, guests' time, is in the first two as well.
+            // The fields behind the eighth, guest times, are included in the first two.
             let ticks: Vec<u64> = words.take(8).filter_map(|word| word.parse().ok()).collect();
             Some((
                 number,
@@ -180,8 +178,8 @@ fn processors(text: &str) -> BTreeMap<u32, Ticks> {
         .collect()
 }
 
-/// User and system time of /proc/PID/stat, whose second word may contain
-/// anything between its parentheses.
+/// Parses user and system time of /proc/PID/stat, whose second word may contain anything
+/// between its parentheses.
 fn ticks(text: &str) -> Option<u64> {
     let mut words = text.rsplit_once(')')?.1.split_ascii_whitespace().skip(11);
     let user: u64 = words.next()?.parse().ok()?;
@@ -189,7 +187,7 @@ fn ticks(text: &str) -> Option<u64> {
     Some(user + system)
 }
 
-/// Processors that at least one thread of a process may run on.
+/// Returns the processors on which at least one thread of a process may run.
 fn allowed(process: u32) -> BTreeSet<u32> {
     std::fs::read_dir(format!("/proc/{process}/task"))
         .into_iter()
@@ -209,7 +207,7 @@ fn allowed(process: u32) -> BTreeSet<u32> {
 /// Largest number of processors that Linux can be built for (NR_CPUS, x86-64).
 const PROCESSORS: u32 = 8192;
 
-/// Reads `0-3,5` as /proc writes sets of processors.
+/// Parses `0-3,5`, the form of processor sets in /proc.
 fn list(text: &str) -> BTreeSet<u32> {
     text.trim()
         .split(',')
@@ -221,7 +219,7 @@ fn list(text: &str) -> BTreeSet<u32> {
         .collect()
 }
 
-/// The reverse of [`list`].
+/// Formats what [`list`] parses.
 fn ranges(numbers: &[u32]) -> String {
     let mut parts: Vec<(u32, u32)> = Vec::new();
     for number in numbers {
@@ -282,7 +280,7 @@ mod tests {
             shares.text(),
             "processor 1: 50.0 % idle; the process uses 10.0 % of one"
         );
-        // Another process was not read, and processor 4 is not there.
+        // Another process was not read, and there is no processor 4.
         let shares = watch.shares_of(8, &list("4"));
         assert_eq!(shares.text(), "processors: not to be seen in /proc");
     }
@@ -317,7 +315,7 @@ mod tests {
         let set = list(" 0-2,5,7-8\n");
         assert_eq!(ranges(&Vec::from_iter(set)), "0-2,5,7-8");
         assert!(list("").is_empty());
-        // A list that nobody writes must not fill the memory.
+        // An absurd list must not fill the memory.
         assert!(list("0-4294967295").len() <= PROCESSORS as usize + 1);
         let own = std::process::id();
         assert!(!allowed(own).is_empty());

@@ -1,14 +1,14 @@
 //! Text that stands still on a terminal while its numbers change.
 //!
-//! Nothing of the terminal is switched (no other screen, no hidden cursor), so
-//! that there is nothing to switch back however the command ends.
+//! The terminal's modes stay as they are (no other screen, no hidden cursor), so nothing
+//! needs restoring however the command ends.
 
 use rustix::termios::tcgetwinsize;
 
 /// Clears the screen, for the first block.
 pub const CLEAR: &str = "\x1b[2J";
 
-/// A block of text written over the last one, cut to the terminal's size.
+/// Returns text that overwrites the last block, cut to the terminal's size.
 pub fn over(text: &str) -> String {
     let size = tcgetwinsize(std::io::stdout()).ok();
     let size = size.filter(|size| size.ws_row > 0 && size.ws_col > 0);
@@ -18,11 +18,11 @@ pub fn over(text: &str) -> String {
     )
 }
 
-/// Cut to `size`, columns and rows; the whole text where it is not known.
+/// Cuts text to `size`, columns and rows; the whole text if that is unknown.
 fn draw(text: &str, size: Option<(usize, usize)>) -> String {
     let (columns, rows) = size.unwrap_or((usize::MAX, usize::MAX));
     let lines: Vec<&str> = text.lines().collect();
-    // The line below the last is where the cursor stands.
+    // The cursor stands on the line below the last.
     let room = rows.saturating_sub(1).max(1);
     let (shown, left) = if lines.len() <= room {
         (lines.as_slice(), 0)
@@ -33,7 +33,7 @@ fn draw(text: &str, size: Option<(usize, usize)>) -> String {
     let mut block = String::from("\x1b[H");
     let mut add = |line: &str| {
         block.extend(line.chars().take(columns));
-        // Clears what the last block had further right.
+        // Clears the rest of a longer line of the last block.
         block.push_str("\x1b[K\n");
     };
     shown.iter().for_each(|line| add(line));
@@ -60,7 +60,7 @@ mod tests {
             draw(text, Some((5, 3))),
             "\x1b[Hfirst\x1b[K\n(2 mo\x1b[K\n\x1b[J"
         );
-        // A terminal that calls itself tiny gets a line all the same.
+        // A terminal that reports a tiny size still gets a line.
         assert_eq!(draw(text, Some((5, 0))), "\x1b[H(3 mo\x1b[K\n\x1b[J");
     }
 }

@@ -1,4 +1,4 @@
-//! The transport switch whose peers come by a stack's interface.
+//! The transport switch whose peers use a stack's interface.
 
 use tidewall::snapshot::{SwitchMember, SwitchSnapshot};
 
@@ -7,7 +7,7 @@ use super::explain::{self, Counts, Place};
 use crate::table::Table;
 use crate::units::{bytes, count, per_second};
 
-/// Everything about the switch; nothing where there is none.
+/// Describes the switch; empty without one.
 pub fn text(pair: &Pair) -> String {
     let Some(switch) = &pair.now.switch else {
         return String::new();
@@ -57,7 +57,7 @@ pub fn text(pair: &Pair) -> String {
     )
 }
 
-/// A counter of the switch's.
+/// Returns one of the switch's counters.
 pub fn counter(switch: &SwitchSnapshot, name: &str) -> u64 {
     switch.counters.get(name).copied().unwrap_or(0)
 }
@@ -66,7 +66,7 @@ fn rate(pair: &Pair, find: impl Fn(&SwitchSnapshot) -> u64) -> f64 {
     pair.rate(|stack| stack.switch.as_ref().map_or(0, &find))
 }
 
-/// How it is now.
+/// Describes its current state.
 fn state(switch: &SwitchSnapshot) -> String {
     let examined = if switch.examined < switch.connections {
         format!(" (of {} of them)", count(switch.examined))
@@ -95,7 +95,7 @@ mod tests {
 
     use super::*;
 
-    /// What is dropped or reset is a loss that is explained; nothing else is.
+    /// Drops and resets are explained as losses; nothing else is.
     #[test]
     fn losses_of_a_switch_are_explained() {
         let is_loss = |name: &String| {

@@ -1,4 +1,4 @@
-//! TCP connections of a stack: how many, what they hold, and what happened.
+//! TCP connections of a stack: their number, their memory, and their events.
 
 use tidewall::snapshot::TcpSnapshot;
 
@@ -6,7 +6,7 @@ use super::Pair;
 use crate::table::Table;
 use crate::units::{bytes, count, per_second};
 
-/// Everything about connections; nothing of a stack that never had one.
+/// Describes connections; empty for a stack that never had one.
 pub fn text(pair: &Pair) -> String {
     let tcp = &pair.now.tcp;
     if tcp.states.is_empty() && tcp.counters.values().all(|&count| count == 0) {
@@ -23,7 +23,7 @@ pub fn text(pair: &Pair) -> String {
     format!("\ntcp: {}\n{}", holdings(tcp), table.text())
 }
 
-/// What connections hold, beside what they may.
+/// Describes the memory of connections, beside its limits.
 fn holdings(tcp: &TcpSnapshot) -> String {
     let states = tcp
         .states

@@ -16,26 +16,26 @@ use super::{cells, switch, tcp};
 use crate::table::{Table, wrap};
 use crate::units::{age, count, per_second};
 
-/// Width that explanations are broken at.
+/// Width at which explanations are wrapped.
 const WIDTH: usize = 96;
 
-/// A loss: where, why, and how to find its count in a snapshot.
+/// A loss: its stage, its cause, and how to find its count in a snapshot.
 pub struct Loss {
     place: Place,
     queue: Option<usize>,
     /// Its cause.
     pub name: String,
     lost: u64,
-    /// Frames a second.
+    /// Frames per second.
     pub rate: f64,
 }
 
-/// Everything about one stack.
+/// Describes one stack in full.
 pub fn text(pair: &Pair, shares: &Shares) -> String {
     format!("{}{}\n{}", head(pair), shares.text(), details(pair))
 }
 
-/// What changes from look to look, of all stacks first; then the rest.
+/// Describes all stacks: first the values that change between looks, then the rest.
 pub fn watch(looks: &[(Pair, Shares)], notes: &[String]) -> String {
     let mut text = String::new();
     for note in notes {
@@ -56,7 +56,7 @@ pub fn watch(looks: &[(Pair, Shares)], notes: &[String]) -> String {
     text
 }
 
-/// How a stack is called in a sentence.
+/// Returns a stack's name for use in a sentence.
 pub fn name(stack: &StackSnapshot) -> String {
     format!("process {} on {}", stack.process, stack.interface)
 }
@@ -78,7 +78,7 @@ fn head(pair: &Pair) -> String {
     )
 }
 
-/// Every counter: queues, sockets, losses.
+/// Lists every counter: queues, sockets, losses.
 fn details(pair: &Pair) -> String {
     let mut text = String::new();
     for queue in 0..pair.now.queues.len() {
@@ -92,13 +92,13 @@ fn details(pair: &Pair) -> String {
     text
 }
 
-/// The name of a process.
+/// Returns the name of a process.
 fn program(process: u32) -> Option<String> {
     let name = std::fs::read_to_string(format!("/proc/{process}/comm")).ok()?;
     Some(name.trim().to_owned())
 }
 
-/// Counters in the order of their explanations, which is that of a frame's way.
+/// Sorts counters in the order of their explanations, which is that of a frame's path.
 fn in_order<T>(place: Place, counters: &BTreeMap<String, T>) -> Vec<(&String, &T)> {
     let rank = |name: &str| {
         ENTRIES
@@ -226,7 +226,7 @@ fn sockets(pair: &Pair) -> String {
     for socket in &pair.now.sockets {
         let rate = |find: fn(&tidewall::snapshot::SocketSnapshot) -> u64| {
             pair.rate(|stack| {
-                // Channel numbers are used again: the address must agree too.
+                // Channel numbers are reused: the address must agree, too.
                 stack
                     .sockets
                     .iter()
@@ -250,7 +250,7 @@ fn sockets(pair: &Pair) -> String {
     format!("\nsockets\n{}", table.text())
 }
 
-/// Everything that was lost, in the order of a frame's way.
+/// Returns every loss, in the order of a frame's path.
 pub fn losses(pair: &Pair) -> Vec<Loss> {
     let now = &pair.now;
     let mut losses = Vec::new();
@@ -341,15 +341,14 @@ pub fn losses(pair: &Pair) -> Vec<Loss> {
     losses
 }
 
-/// Why packets can come of which the driver program sees none.
+/// The reason why packets can arrive without being seen by the driver program.
 pub const UNSEEN_CAUSE: &str = "The kernel gets them all: owned ports are served by its sockets, without early \
      discard. The driver no longer runs the program, although it may be shown as attached: vmxnet3 loses it \
      when the interface goes down and up.";
-/// What to do about it.
+/// The remedy.
 pub const UNSEEN_REMEDY: &str = "Start the service anew, which attaches the program again.";
 
-/// What an operator must know although nothing was lost by it; empty where
-/// there is nothing of the kind.
+/// Returns what an operator must know although nothing was lost by it; otherwise empty.
 fn warning(pair: &Pair) -> String {
     let mut text = String::new();
     for warning in &pair.now.warnings {

@@ -1,4 +1,4 @@
-//! The configuration file: what may be in it.
+//! The configuration file and its contents.
 
 use std::fmt;
 use std::net::{IpAddr, SocketAddr, UdpSocket};
@@ -17,12 +17,12 @@ use toml::Spanned;
 use crate::toml_file::{self, Error, Wrong};
 use crate::units;
 
-/// What a file says.
+/// The contents of a file.
 #[derive(Clone, Debug)]
 pub struct Setup {
     /// The virtual address and port.
     pub address: SocketAddr,
-    /// Where peers come from.
+    /// The peers' interface.
     pub interface: String,
     pub module: ModuleChoice,
     /// Ports towards members.
@@ -36,7 +36,7 @@ pub struct Setup {
 }
 
 impl Setup {
-    /// What of another setup differs, but for members.
+    /// Returns the names of the settings that differ in another setup, members aside.
     pub fn changed(&self, other: &Self) -> Vec<&'static str> {
         let Self {
             address,
@@ -62,7 +62,7 @@ impl Setup {
     }
 }
 
-/// A member and the way to it.
+/// A member and the path to it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct MemberSetup {
     pub address: SocketAddr,
@@ -73,13 +73,13 @@ pub struct MemberSetup {
 /// How members are checked.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Health {
-    /// Time between two attempts to connect, and the most that one may take.
+    /// Time between two attempts to connect, and the limit of each.
     pub interval: Duration,
     /// Attempts in a row that must fail before a member counts as dead.
     pub failures: u32,
 }
 
-/// A module and what it is made with.
+/// A module and its settings.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum ModuleChoice {
     RoundRobin(Lost),
@@ -97,7 +97,7 @@ pub enum ModuleChoice {
 }
 
 impl ModuleChoice {
-    /// The module of one connection.
+    /// Creates the module of one connection.
     pub fn make(&self) -> Box<dyn Module> {
         match self.clone() {
             Self::RoundRobin(lost) => Box::new(RoundRobin::new(lost)),
@@ -111,7 +111,7 @@ impl ModuleChoice {
         }
     }
 
-    /// The module of a file, or where in the file what is wrong.
+    /// Returns the module of a file; an error names the place in the file.
     fn of(file: &File, members: &[MemberSetup]) -> Result<Self, (usize, String)> {
         let module = file.module.as_ref();
         let name = module.map_or(ModuleName::RoundRobin, |name| *name.get_ref());
@@ -233,17 +233,17 @@ struct HealthTable {
     failures: Option<Spanned<u32>>,
 }
 
-/// Ports beyond those that Linux gives to sockets without one.
+/// Ports above those that Linux assigns to unbound sockets.
 const PORTS: RangeInclusive<u16> = 61_000..=65_535;
 /// The paper's w.
 const RING: u16 = 384;
 
-/// Reads a file. Nothing but the routes to members is asked of the system.
+/// Reads a file. Only the routes to members are looked up in the system.
 pub fn read(path: &Path) -> Result<Setup, Error> {
     toml_file::read(path, |text| parse(text, local_address))
 }
 
-/// The address from which the kernel would send to a member.
+/// Returns the address from which the kernel would send to a member.
 fn local_address(member: SocketAddr) -> std::io::Result<IpAddr> {
     let any: IpAddr = match member {
         SocketAddr::V4(_) => std::net::Ipv4Addr::UNSPECIFIED.into(),
@@ -254,7 +254,7 @@ fn local_address(member: SocketAddr) -> std::io::Result<IpAddr> {
     Ok(socket.local_addr()?.ip())
 }
 
-/// The setup, or where in the text what is wrong.
+/// Parses the setup; an error names the place in the text.
 fn parse(
     text: &str,
     local_address: impl Fn(SocketAddr) -> std::io::Result<IpAddr>,
@@ -345,8 +345,8 @@ fn parse(
     })
 }
 
-/// How members are checked: by default, since one that dies without a word would hold up
-/// its connections until their ends give up.
+/// Returns how members are checked. Checks are on by default: a member that dies silently
+/// would hold up its connections until their ends time out.
 fn health(table: &HealthTable) -> Result<Option<Health>, Wrong> {
     let interval = match &table.interval {
         None => Duration::from_secs(1),

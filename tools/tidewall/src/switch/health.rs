@@ -1,4 +1,4 @@
-//! Whether members answer: a thread that connects to each, through the kernel.
+//! Health checks: a thread that connects to each member, through the kernel.
 
 use std::net::SocketAddr;
 use std::os::fd::{AsFd, OwnedFd};
@@ -13,14 +13,14 @@ use rustix::net::connect;
 use super::config::Health;
 use crate::bridge::{begun, is_connected, tcp_socket};
 
-/// A member has died, or lives again.
+/// A member has died, or is alive again.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Change {
     pub member: SocketAddr,
     pub alive: bool,
 }
 
-/// A member, and attempts in a row that failed.
+/// A member, and its number of failed attempts in a row.
 struct Checked {
     member: SocketAddr,
     failed: u32,
@@ -32,17 +32,17 @@ impl Checked {
     }
 }
 
-/// Ends its thread when it is dropped, within one check.
+/// Ends its thread when dropped, within one check.
 pub struct Checks {
     members: Arc<Mutex<Vec<Checked>>>,
     changes: Receiver<Change>,
 }
 
 impl Checks {
-    /// Begins to check members, which count as alive.
+    /// Begins to check members, which count as alive at first.
     ///
     /// # Errors
-    /// What making a thread reports.
+    /// The error of creating a thread.
     pub fn begin(health: Health, members: Vec<SocketAddr>) -> std::io::Result<Self> {
         let members = members.into_iter().map(Checked::new).collect();
         let members = Arc::new(Mutex::new(members));
@@ -54,7 +54,7 @@ impl Checks {
         Ok(Checks { members, changes })
     }
 
-    /// From now on these are checked; who was not before counts as alive.
+    /// Replaces the members to check; new ones count as alive.
     pub fn set_members(&self, members: Vec<SocketAddr>) {
         let mut checked = lock(&self.members);
         checked.retain(|it| members.contains(&it.member));
@@ -65,7 +65,7 @@ impl Checks {
         }
     }
 
-    /// What has changed since the last call.
+    /// Returns the changes since the last call.
     pub fn changes(&self) -> impl Iterator<Item = Change> {
         self.changes.try_iter()
     }
@@ -99,9 +99,9 @@ fn lock(members: &Mutex<Vec<Checked>>) -> MutexGuard<'_, Vec<Checked>> {
     members.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// Which of these answer within a time: all are connected to at once.
+/// Returns which of these answer within a time limit; all are contacted at once.
 fn answering(members: &[SocketAddr], limit: Duration) -> Vec<bool> {
-    /// A connection that is being made, and whether it was.
+    /// A connection attempt, and whether it succeeded.
     struct Attempt(Option<OwnedFd>, bool);
     let begun = Instant::now();
     let attempt = |member: &SocketAddr| Attempt(begin_connecting(*member).ok(), false);
@@ -141,7 +141,7 @@ mod tests {
 
     use super::*;
 
-    /// A listener that takes no more connections: SYNs to it are dropped.
+    /// Returns a listener with a full backlog: SYNs to it are dropped.
     fn silent() -> (TcpListener, Vec<OwnedFd>) {
         let listener = TcpListener::bind("127.0.0.1:0").unwrap();
         rustix::net::listen(&listener, 0).unwrap();
@@ -193,7 +193,7 @@ mod tests {
             alive: false,
         };
         assert_eq!(next(), dead);
-        // It keeps what it knows of those that stay.
+        // Its knowledge of the remaining members stays.
         checks.set_members(vec![member]);
         let _listener = TcpListener::bind(member).unwrap();
         let alive = Change {

@@ -1,7 +1,7 @@
-//! `tidewall switch`: one connection, many servers, nobody in between who ends it.
+//! `tidewall switch`: one connection, many servers, and no endpoint in between.
 //!
-//! `config` reads the file, `tidewall_service::switch` moves segments between the interfaces and the
-//! machine (crates/switch), `health` finds out who answers.
+//! `config` reads the file. `tidewall_service::switch` moves segments between the
+//! interfaces and the machine (crates/switch). `health` finds out which members answer.
 
 mod config;
 mod health;
@@ -20,19 +20,20 @@ use crate::end::{Failure, Outcome, check_interface, say_line, stop_flag};
 use config::{MemberSetup, Setup};
 use health::Checks;
 
-/// How often it looks for signals and for what the health checks have found.
+/// How often the command checks for signals and for results of the health checks.
 const LOOK: Duration = Duration::from_millis(100);
-/// Bytes of an IPv4 header and of an IPv6 header, each with TCP's.
+/// Bytes of an IPv4 header and of an IPv6 header, each with the TCP header.
 const HEADERS: [usize; 2] = [40, 60];
 
-/// Split each connection to one address over many servers, and merge what they answer, at frame boundaries.
+/// Split each connection to one address over many servers, and merge their answers, at
+/// frame boundaries.
 ///
 /// Peers and members speak ACP: TCP whose segments hold whole frames. The switch
-/// ends no connection: what it acknowledges a member has acknowledged, and it keeps no byte of
-/// anybody's data. It takes the queues of all interfaces in the file for itself, adds the virtual
-/// address to the peers' interface while it runs, and runs until Ctrl-C (SIGINT) or SIGTERM;
-/// SIGHUP reads the members in the file anew. Needs root: CAP_NET_ADMIN, CAP_NET_RAW, CAP_BPF and
-/// CAP_PERFMON.
+/// terminates no connection: it acknowledges only what a member has acknowledged, and
+/// stores no data. It owns the queues of all interfaces in the file, and adds the virtual
+/// address to the peers' interface while it runs. It runs until Ctrl-C (SIGINT) or
+/// SIGTERM; SIGHUP rereads the members in the file. Needs root: CAP_NET_ADMIN,
+/// CAP_NET_RAW, CAP_BPF and CAP_PERFMON.
 #[derive(clap::Args)]
 #[command(after_help = "The file, in TOML:\n  \
     address = \"10.0.0.99:6379\"      # what peers connect to: the virtual address\n  \
@@ -60,7 +61,7 @@ pub struct Arguments {
     /// The configuration file
     #[arg(value_name = "FILE")]
     file: PathBuf,
-    /// Say what would be done, and what is wrong with the file; touch nothing
+    /// Print what would be done, and what is wrong with the file; touch nothing
     #[arg(long)]
     dry_run: bool,
 }
@@ -142,7 +143,7 @@ pub fn run(arguments: &Arguments) -> Outcome {
                         checks.set_members(addresses.collect());
                     }
                 }
-                // It goes on with what it had.
+                // The switch goes on with its old configuration.
                 Err(failure) => eprintln!("tidewall: {failure}"),
             }
         }
@@ -154,7 +155,7 @@ fn read(arguments: &Arguments) -> Result<Setup, Failure> {
     config::read(&arguments.file).map_err(|error| Failure::usage(error.to_string()))
 }
 
-/// All interfaces of a setup, the peers' first.
+/// Returns all interfaces of a setup, the peers' first.
 fn interfaces(setup: &Setup) -> Vec<String> {
     let mut interfaces = vec![setup.interface.clone()];
     for member in &setup.members {
@@ -165,7 +166,7 @@ fn interfaces(setup: &Setup) -> Vec<String> {
     interfaces
 }
 
-/// The most payload of a segment on every link.
+/// Returns the largest segment payload that every link can carry.
 fn segment_size(setup: &Setup, interfaces: &[String]) -> Result<u16, Failure> {
     let mut least = usize::from(u16::MAX);
     for interface in interfaces {
@@ -267,8 +268,7 @@ fn add(driver: &mut Driver, member: &MemberSetup, interfaces: &[String]) -> std:
     driver.add_member(Member { address, local }, side).map(drop)
 }
 
-/// Adds the members that answer and are not there. One that cannot be added now costs no
-/// connection.
+/// Adds the members that answer and are missing. A failure here costs no connection.
 fn add_all(
     driver: &mut Driver,
     members: &[MemberSetup],
@@ -292,7 +292,7 @@ fn add_all(
     }
 }
 
-/// Takes the members of a new setup, and refuses everything else that changed.
+/// Applies the members of a new setup, and rejects any other change.
 fn change_members(
     driver: &mut Driver,
     current: &mut Setup,

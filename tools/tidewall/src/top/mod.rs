@@ -1,4 +1,4 @@
-//! `tidewall top`: who uses the devices of this host, live.
+//! `tidewall top`: the users of this host's devices, live.
 
 mod view;
 
@@ -23,13 +23,14 @@ use crate::stat::processor::Watch;
 use crate::stat::view::losses;
 use crate::stat::{Pair, live, pause, period, screen};
 
-/// Show who uses the devices of this host: applications, sockets, rates, drops by cause, Bp and T, processor, polls.
+/// Show the users of this host's devices: applications, sockets, rates, drops by cause,
+/// Bp and T, CPU time, polls.
 ///
-/// One line for each application of a manager (`tidewalld`) and each stack that has its
-/// device for itself. Where a kernel thread polls for several applications, `polled for`
-/// is the time of it that each is charged. Users see their own applications, root all, and what the driver
-/// program drops before it is anybody's. Of a stack that does not answer this user there
-/// is no more than its manager knows.
+/// One line for each application of a manager (`tidewalld`) and each stack with its own
+/// device. If a kernel thread polls for several applications, `polled for` is the share
+/// of its time charged to each. Users see their own applications. Root sees all, and the
+/// frames that the driver program drops before they belong to any. For a stack that does
+/// not answer this user, only its manager's knowledge is shown.
 #[derive(clap::Args)]
 #[command(
     after_help = "Examples:\n  tidewall top                  live, every second until Ctrl-C\n  \
@@ -41,10 +42,10 @@ pub struct Arguments {
     /// Look every SECONDS, 0.1 to 60
     #[arg(long, value_name = "SECONDS", default_value = "1", value_parser = period)]
     every: Duration,
-    /// One look, and end
+    /// Look once, and end
     #[arg(long)]
     once: bool,
-    /// Print JSON, one line a look: {"seconds": …, "applications": […], "devices": […],
+    /// Print JSON, one line per look: {"seconds": …, "applications": […], "devices": […],
     /// "unprotected": […]}
     #[arg(long)]
     json: bool,
@@ -58,11 +59,11 @@ struct Look {
     unprotected: Vec<Record>,
 }
 
-/// A manager and what it lets this user know.
+/// A manager, and the part of its state that this user may see.
 struct Managed {
     interface: String,
     applications: Vec<Status>,
-    /// None but for user 0.
+    /// Empty except for user 0.
     queues: Vec<QueueCounters>,
 }
 
@@ -71,61 +72,61 @@ struct Managed {
 pub struct Row {
     interface: String,
     process: u32,
-    /// Its name; none where the process is not seen from here.
+    /// Its name; none if the process is not visible from here.
     program: Option<String>,
     /// User id; none for a stack without a manager.
     user: Option<u32>,
-    /// Number in the driver program's tables.
+    /// Its number in the driver program's tables.
     application: Option<u32>,
     /// `live`, `awaited` or `clearing`.
     state: &'static str,
-    /// Of the manager's account.
+    /// From the manager's account.
     ports: Option<u32>,
-    /// What its stack says; none where that does not answer this user.
+    /// From its stack; none if that does not answer this user.
     stack: Option<StackRow>,
-    /// Processor time; 1 is one processor.
+    /// CPU time; 1 is one processor.
     processor: Option<f64>,
-    /// Time of the kernel's polling thread that it is charged, in the same unit; none for a
+    /// Time of the kernel's polling thread charged to it, in the same unit; none for a
     /// stack that polls by itself.
     charged: Option<f64>,
     /// Its domain's weight.
     weight: Option<u32>,
 }
 
-/// What a stack does.
+/// The activity of a stack.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct StackRow {
     /// UDP sockets and TCP listeners.
     sockets: usize,
     /// TCP connections, in any state.
     connections: u64,
-    /// Frames a second that came to its channels.
+    /// Frames per second received by its channels.
     received: f64,
-    /// And that it sent.
+    /// Frames per second sent.
     sent: f64,
-    /// Frames a second that were lost, by cause; only those that were.
+    /// Frames per second lost, by cause; only causes that occurred.
     drops: BTreeMap<String, f64>,
-    /// Most frames a round (Bp), by queue.
+    /// Most frames per round (Bp), of each queue.
     budgets: Vec<u32>,
-    /// Least time between two interrupts (T), ns, by queue.
+    /// Least time between two interrupts (T), ns, of each queue.
     intervals: Vec<u64>,
 }
 
-/// What the driver program of a manager counts.
+/// The counters of a manager's driver program.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct DeviceRow {
     interface: String,
     queue: u32,
-    /// Frames a second that it saw.
+    /// Frames per second that it saw.
     frames: f64,
-    /// Frames a second that were lost, by cause; only those that were.
+    /// Frames per second lost, by cause; only causes that occurred.
     drops: BTreeMap<String, f64>,
 }
 
-/// What one look shows.
+/// The output of one look.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct Shown {
-    /// Since the look before.
+    /// Since the previous look.
     seconds: f64,
     applications: Vec<Row>,
     devices: Vec<DeviceRow>,
@@ -133,7 +134,7 @@ pub struct Shown {
     unprotected: Vec<String>,
 }
 
-/// A manager; none where it has ended.
+/// Queries a manager; none if it has ended.
 fn ask(path: &Path, interface: String) -> Option<Managed> {
     let view = View::connect(path).ok()?;
     let applications = view.applications().ok()?;
@@ -162,7 +163,7 @@ fn look() -> Look {
 }
 
 impl Look {
-    /// The same application of the same process.
+    /// Finds the same application of the same process.
     fn status(&self, interface: &str, of: &Status) -> Option<&Status> {
         let manager = self.managers.iter().find(|it| it.interface == interface)?;
         let is_same = |it: &&Status| (it.application, it.process) == (of.application, of.process);
@@ -176,7 +177,7 @@ impl Look {
     }
 }
 
-/// The two looks side by side.
+/// Compares the two looks.
 fn shown(before: &Look, now: &Look, watch: &Watch) -> Shown {
     let seconds = now.at.saturating_duration_since(before.at).as_secs_f64();
     let pair = |path: &Path, stack: &StackSnapshot| {
@@ -281,7 +282,7 @@ fn devices(before: &Look, now: &Look, seconds: f64) -> Vec<DeviceRow> {
                         .copied()
                         .unwrap_or(0)
                 };
-                // A driver program that was loaded anew counts from 0.
+                // A reloaded driver program counts from 0.
                 let more = of(queue).saturating_sub(earlier.map_or(0, of));
                 if seconds > 0.0 && earlier.is_some() {
                     more as f64 / seconds

@@ -1,4 +1,4 @@
-//! What `tidewall top` shows, as tables.
+//! The output of `tidewall top`, as tables.
 
 use std::collections::BTreeMap;
 
@@ -6,7 +6,7 @@ use super::Shown;
 use crate::table::Table;
 use crate::units::{count, per_second, trimmed};
 
-/// Causes of drops in a line; the rest is a number of them.
+/// Causes of drops per line; the others are only counted.
 const CAUSES: usize = 2;
 
 pub fn text(shown: &Shown) -> String {
@@ -68,14 +68,14 @@ fn share(of: Option<f64>) -> String {
     of.map_or("-".to_owned(), |share| format!("{:.0} %", 100.0 * share))
 }
 
-/// With `/` between queues that differ.
+/// Joins values; with `/` if queues differ.
 fn joined<T>(values: &[T], text: impl Fn(&T) -> String) -> String {
     let mut all: Vec<String> = values.iter().map(text).collect();
     all.dedup();
     all.join("/")
 }
 
-/// The greatest first.
+/// Lists the causes, the greatest first.
 fn causes(drops: &BTreeMap<String, f64>) -> String {
     let mut all: Vec<_> = drops.iter().collect();
     all.sort_by(|one, other| other.1.total_cmp(one.1));

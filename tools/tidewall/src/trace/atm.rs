@@ -1,5 +1,5 @@
-//! Frames of virtual circuits in words: which circuit, and of circuit 0.5 which message of
-//! which call.
+//! Describes frames of virtual circuits: the circuit, and on circuit 0.5 the message and
+//! its call.
 
 use tidewall_wire::atm::Circuit;
 use tidewall_wire::atm::aal5;
@@ -7,7 +7,8 @@ use tidewall_wire::atm::pseudowire::{Error, Packet};
 use tidewall_wire::atm::q2931::{Message, MessageType};
 use tidewall_wire::atm::sscop;
 
-/// What follows the Ethernet header of a frame with a label; `cut`: more of it was on the wire.
+/// Describes the bytes behind the Ethernet header of a labelled frame. `cut`: there were
+/// more on the wire.
 pub fn labelled(bytes: &[u8], cut: bool) -> String {
     let packet = match Packet::new(bytes) {
         Ok(packet) => packet,
@@ -35,14 +36,14 @@ pub fn labelled(bytes: &[u8], cut: bool) -> String {
                 frame.bytes.len()
             )
         }
-        // Of a frame that is cut the length is none of whole cells.
+        // The length of a cut frame is not a whole number of cells.
         Err(Error::Cells(_)) if cut => format!("circuit {circuit}, AAL5"),
         Err(Error::NotFrame) => format!("circuit {circuit}, a cell"),
         Err(error) => format!("circuit {circuit}, {error}"),
     }
 }
 
-/// What is said on circuit 0.5.
+/// Describes a signalling message (circuit 0.5).
 fn signalled(payload: &[u8]) -> String {
     let data = match sscop::Pdu::parse(payload) {
         Ok(sscop::Pdu::Data { data, .. }) => data,

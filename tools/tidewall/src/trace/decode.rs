@@ -1,5 +1,5 @@
-//! A frame's bytes in words. Captures may be cut short; what cannot be read is
-//! said, never guessed.
+//! Describes a frame's bytes. Captures may be cut short; unreadable parts are reported,
+//! never guessed.
 
 use std::net::{IpAddr, SocketAddr};
 
@@ -8,10 +8,10 @@ use tidewall_wire::ethernet::{self, EtherType};
 use tidewall_wire::udp::{Addresses, ChecksumState};
 use tidewall_wire::{Protocol, icmp, ipv4, ipv6, udp};
 
-/// What a frame says.
+/// The contents of a frame.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
 pub struct Decoded {
-    /// In one line: who to whom, what.
+    /// In one line: source, destination, contents.
     pub summary: String,
     /// Ethernet source.
     pub ethernet_source: Option<String>,
@@ -29,7 +29,7 @@ pub struct Decoded {
     pub source_port: Option<u16>,
     /// Destination port.
     pub destination_port: Option<u16>,
-    /// One line a layer, for people.
+    /// One line per layer, for people.
     pub layers: Vec<String>,
 }
 
@@ -55,7 +55,8 @@ fn ethernet_frame(decoded: &mut Decoded, frame: &ethernet::Frame<'_>, cut: bool)
     }
     decoded.layers.push(layer);
     if decoded.vlan.is_some() {
-        // The tag's content is behind it; the driver leaves such frames to the kernel unread.
+        // The tag's content is behind it; the driver leaves such frames to the kernel
+        // unread.
         return format!("{} > {} VLAN-tagged", frame.source(), frame.destination());
     }
     match frame.ethertype() {
@@ -239,7 +240,7 @@ fn network(
 
 fn udp_detail(source: IpAddr, destination: IpAddr, payload: &[u8], complete: bool) -> String {
     let Ok(packet) = udp::Packet::new(payload) else {
-        // The length is all that a cut capture has.
+        // A cut capture has only the length.
         return match payload {
             [_, _, _, _, high, low, ..] => {
                 let length = u16::from_be_bytes([*high, *low]);
@@ -342,7 +343,7 @@ pub mod tests {
         bytes
     }
 
-    /// RFC 1071, the slow and obvious way.
+    /// Computes the sum of RFC 1071 in the slow and obvious way.
     fn internet_sum(bytes: &[u8]) -> u16 {
         let mut sum = 0u32;
         for pair in bytes.chunks(2) {

@@ -1,5 +1,5 @@
-//! `tidewall trace`: single frames through every stage, for people and as
-//! pcapng, since tcpdump does not see the frames that Tidewall takes.
+//! `tidewall trace`: follows single frames through every stage, for people and as pcapng.
+//! tcpdump does not see the frames that Tidewall receives.
 
 mod atm;
 mod decode;
@@ -27,10 +27,9 @@ use crate::units;
 
 /// Follow the next N frames of a live stack through every stage.
 ///
-/// For each frame: what it is, what the driver program decided and why, and
-/// what became of it afterwards. tcpdump does not see frames that Tidewall
-/// takes; this does, and writes them for Wireshark. Frames that are not
-/// followed cost the stack nothing.
+/// For each frame it prints what it is, the driver program's verdict and reason, and its
+/// later fate. tcpdump does not see frames that Tidewall receives; this does, and writes
+/// them for Wireshark. Frames that are not followed cost the stack nothing.
 #[derive(clap::Args)]
 #[command(
     after_help = "Examples:\n  tidewall trace                     the next 20 frames of the only live stack\n  \
@@ -49,18 +48,18 @@ pub struct Arguments {
     #[arg(short = 'n', long = "frames", value_name = "N", default_value_t = 20,
           value_parser = clap::value_parser!(u32).range(1..=i64::from(control::TRACE_LIMIT)))]
     frames: u32,
-    /// How long to wait for them, such as 10s (looks are two seconds long)
+    /// Longest time to wait for them, such as 10s (looks are two seconds long)
     #[arg(long = "for", value_name = "TIME", default_value = "2s", value_parser = units::duration)]
     time: Duration,
-    /// Also write the frames to FILE as pcapng, verdict and fate as comments
+    /// Also write the frames to FILE as pcapng, with verdict and fate as comments
     #[arg(long, value_name = "FILE")]
     write: Option<PathBuf>,
-    /// Print one JSON object a frame instead of text
+    /// Print one JSON object per frame instead of text
     #[arg(long)]
     json: bool,
 }
 
-/// A frame and all that is known of it.
+/// A frame and everything known about it.
 #[derive(Debug, Serialize)]
 struct Followed<'a> {
     interface: &'a str,
@@ -142,8 +141,8 @@ pub fn run(arguments: &Arguments) -> Outcome {
     Ok(())
 }
 
-/// What shows the frames of a stack that is an application of a manager; none of one that
-/// has its device for itself.
+/// Returns the traces of a stack that is an application of a manager; none for a stack
+/// with its own device.
 fn of_manager(stack: &StackSnapshot) -> Result<Option<PinnedTraces>, Failure> {
     let interface = &stack.interface;
     let view = View::connect(&places::socket(interface));
@@ -153,7 +152,7 @@ fn of_manager(stack: &StackSnapshot) -> Result<Option<PinnedTraces>, Failure> {
         return Ok(None);
     }
     let pins = [places::pins(interface), places::ephemeral_pins(interface)];
-    // Whether they are there only user 0 may see.
+    // Only user 0 can see whether they exist.
     let mut opened = pins.iter().map(|pins| PinnedTraces::open(pins));
     let is_there = |opened: &io::Result<_>| {
         let error = opened.as_ref().err();
@@ -187,7 +186,7 @@ fn write_failure(path: &Path, error: &std::io::Error) -> Failure {
     Failure::io(&format!("writing {}", path.display()), error)
 }
 
-/// What to add to the driver's monotonic clock for nanoseconds since 1970.
+/// Returns the nanoseconds to add to the driver's monotonic clock for time since 1970.
 fn epoch_of_monotonic() -> u64 {
     let now = SystemTime::now()
         .duration_since(SystemTime::UNIX_EPOCH)
@@ -213,7 +212,7 @@ fn follow<'a>(
     }
 }
 
-/// What the driver program decided, and why, in words.
+/// Describes the driver program's verdict and its reason.
 fn verdict(frame: &TracedFrame) -> String {
     let meaning = explain::find(Place::Driver, &frame.cause).map_or("", |entry| entry.meaning);
     match (frame.verdict.as_str(), frame.cause.as_str()) {
@@ -230,7 +229,7 @@ fn verdict(frame: &TracedFrame) -> String {
     }
 }
 
-/// The frame's fate in one line, for Wireshark.
+/// Describes the frame's fate in one line, for Wireshark.
 fn comment(followed: &Followed<'_>) -> String {
     let mut comment = format!("driver: {}", verdict(followed.frame));
     for line in &followed.stages {

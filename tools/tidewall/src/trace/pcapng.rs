@@ -1,7 +1,7 @@
-//! Writing captures in the pcapng format (IETF draft-ietf-opsawg-pcapng):
-//! a section header, an interface a stack, then one enhanced packet block a
-//! frame with what Tidewall did to it as a comment and as the block's
-//! `epb_verdict`, which Wireshark knows for XDP programs.
+//! Writes captures in the pcapng format (IETF draft-ietf-opsawg-pcapng): a section
+//! header, one interface per stack, then one enhanced packet block per frame. Its comment
+//! is what Tidewall did to the frame. Its `epb_verdict` is the XDP verdict, which
+//! Wireshark knows.
 
 use std::io::{self, Write};
 
@@ -65,7 +65,7 @@ impl<W: Write> Writer<W> {
     /// Begins a section.
     ///
     /// # Errors
-    /// What writing reports.
+    /// The error of writing.
     pub fn new(mut out: W) -> io::Result<Self> {
         let mut body = Vec::new();
         body.extend(0x1a2b_3c4d_u32.to_le_bytes());
@@ -86,7 +86,7 @@ impl<W: Write> Writer<W> {
     /// Describes an interface; returns its number.
     ///
     /// # Errors
-    /// What writing reports.
+    /// The error of writing.
     pub fn interface(&mut self, name: &str) -> io::Result<u32> {
         let mut body = Vec::new();
         body.extend(ETHERNET.to_le_bytes());
@@ -104,7 +104,7 @@ impl<W: Write> Writer<W> {
     /// Writes a frame.
     ///
     /// # Errors
-    /// What writing reports.
+    /// The error of writing.
     pub fn packet(&mut self, packet: &Packet<'_>) -> io::Result<()> {
         let mut body = Vec::new();
         body.extend(packet.interface.to_le_bytes());
@@ -128,7 +128,7 @@ impl<W: Write> Writer<W> {
     /// Ends the section.
     ///
     /// # Errors
-    /// What flushing reports.
+    /// The error of flushing.
     pub fn finish(mut self) -> io::Result<()> {
         self.out.flush()
     }
@@ -140,8 +140,8 @@ fn pad(body: &mut Vec<u8>) {
 }
 
 fn option(body: &mut Vec<u8>, code: u16, value: &[u8]) {
-    // An option's length has 16 bits; no text here comes near, and one that
-    // did would be cut rather than break the file.
+    // An option's length has 16 bits. No text here comes near; a longer one is cut rather
+    // than break the file.
     let value = value.get(..usize::from(u16::MAX)).unwrap_or(value);
     body.extend(code.to_le_bytes());
     body.extend((value.len() as u16).to_le_bytes());
@@ -149,7 +149,7 @@ fn option(body: &mut Vec<u8>, code: u16, value: &[u8]) {
     pad(body);
 }
 
-/// A block: type, total length, body, total length again.
+/// Writes a block: type, total length, body, total length again.
 fn block(out: &mut impl Write, kind: u32, body: &[u8]) -> io::Result<()> {
     let length = (body.len() + 12) as u32;
     out.write_all(&kind.to_le_bytes())?;

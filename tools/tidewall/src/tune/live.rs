@@ -1,5 +1,5 @@
-//! Setting Bp and T of a live stack. Its process answers for itself, as to `tidewall stat`:
-//! of a manager's application it is that process which asks the manager for T.
+//! Sets Bp and T of a live stack. Its process answers for itself, as to `tidewall stat`;
+//! a manager's application asks the manager for T.
 
 use std::io;
 use std::time::Duration;
@@ -12,22 +12,23 @@ use crate::serve::{budget, interval, policy};
 use crate::stat::control::line;
 use crate::stat::stacks;
 
-/// What is to control receiving.
+/// Settings of receive control.
 #[derive(clap::Args)]
 pub struct Control {
-    /// Of PID: the policy that sets Bp and T from now on, beginning anew
+    /// Policy that sets Bp and T of PID from now on, starting afresh
     #[arg(long, value_name = "NAME", value_parser = policy, requires = "process")]
     policy: Option<PolicyKind>,
-    /// Of PID: largest Bp that it may set, 2 to 3000; of napi the Bp itself [default: as `serve`]
+    /// Largest Bp that the policy of PID may set, 2 to 3000; for napi, the Bp itself
+    /// [default: as `serve`]
     #[arg(long, value_name = "FRAMES", value_parser = budget, requires = "process")]
     budget: Option<u32>,
-    /// Of PID: longest T that it may set, 0 to 1ms, in µs (or as 50us); of napi the T itself
-    /// [default: as `serve`]
+    /// Longest T that the policy of PID may set, 0 to 1ms, in µs (or as 50us); for napi,
+    /// the T itself [default: as `serve`]
     #[arg(long, value_name = "TIME", value_parser = interval, requires = "process")]
     interval: Option<Duration>,
 }
 
-/// Sets receive control of all stacks of a process, also where one of them refuses.
+/// Sets receive control of all stacks of a process, even if one of them refuses.
 pub fn set(process: u32, wanted: &Control) -> Outcome {
     let request = control::tune_request(&ReceiveControl {
         policy: wanted.policy.unwrap_or_default(),

@@ -1,5 +1,5 @@
-// Echoes over one connection while it makes children in each way that there is, and says by
-// another one what became of them. With "check", it is such a child; with "early" it has no
+// Echoes over one connection while it makes children in every possible way, and reports
+// the results on another one. With "check", it is such a child; with "early" it has no
 // connection yet.
 #define _GNU_SOURCE
 #include <arpa/inet.h>
@@ -23,7 +23,7 @@ enum { TIMES = 100, NUMBERS = 1024 };
 static char *self, words[3][16], command[512];
 static int listener, data, control;
 
-// What an inherited number of a connection is: a socket that is not connected.
+// An inherited descriptor of a connection: a socket that is not connected.
 static int refused(int fd)
 {
 	struct stat about;
@@ -58,7 +58,8 @@ static void *echo(void *none)
 	return none;
 }
 
-// A socket that may become the stack's, and a set that it goes in and out of meanwhile.
+// A socket that may become the stack's, and a set to which it is added and removed
+// meanwhile.
 static int unbound, set;
 
 static void *registers(void *none)
@@ -97,7 +98,7 @@ static int by_fork(void)
 	return ended(child);
 }
 
-// What a child does that was made by less than the C library's fork.
+// Runs in a child that was made by less than the C library's fork.
 static int closes(void *none)
 {
 	int wrong;
@@ -309,7 +310,7 @@ static const struct {
 	{ "spawn", by_spawn }, { "system", by_system }, { "popen", by_popen },
 };
 
-// Attends to a socket that stays the kernel's.
+// Receives on a socket that stays the kernel's.
 static int attends(void *none)
 {
 	struct sockaddr_in local = { .sin_family = AF_INET, .sin_addr = { htonl(INADDR_LOOPBACK) } };
@@ -335,7 +336,7 @@ static int attends_at_once(void *none)
 	_exit(attends(0));
 }
 
-// Children of a program whose other thread is about to make the first socket the stack's.
+// Children of a program whose other thread is about to promote the first socket.
 static int early(void)
 {
 	pthread_t thread;
@@ -372,7 +373,7 @@ int main(int count, char **all)
 	setsockopt(listener, SOL_SOCKET, SO_REUSEADDR, &on, sizeof on);
 	if (bind(listener, (void *)&any, sizeof any) || listen(listener, 8))
 		return 3;
-	// What comes before anybody attends to it is the kernel's.
+	// Connections before the first accept are the kernel's.
 	fcntl(listener, F_SETFL, O_NONBLOCK);
 	accept(listener, 0, 0);
 	fcntl(listener, F_SETFL, 0);

@@ -28,7 +28,7 @@ pub struct Bed {
 }
 
 impl Bed {
-    /// `test` tells the beds of this file's tests apart.
+    /// `test` distinguishes the beds of this file's tests.
     pub fn new(test: &str) -> Result<Self, String> {
         let id = format!("{}{test}", std::process::id());
         let bed = Bed {
@@ -44,7 +44,7 @@ impl Bed {
         Ok(bed)
     }
 
-    /// Makes the pair, also once it was deleted.
+    /// Creates the pair, also after it was deleted.
     pub fn join(&self) -> Result<(), String> {
         let Bed {
             client,
@@ -64,8 +64,8 @@ impl Bed {
         Ok(())
     }
 
-    /// A bed set up where the rights are there; says that `test` is skipped and returns
-    /// `None` otherwise.
+    /// Returns a bed if the privileges are there; otherwise reports that `test` is
+    /// skipped and returns `None`.
     pub fn or_skip(test: &str, name: &str) -> Option<Self> {
         let bed = Bed::new(name).map_err(|error| tidewall_skip::missing(test, error));
         bed.ok()
@@ -76,7 +76,7 @@ impl Bed {
         Self::other(namespace, PROGRAM, arguments)
     }
 
-    /// As [`Bed::command`], for any program.
+    /// Acts as [`Bed::command`], for any program.
     pub fn other(namespace: &str, program: &str, arguments: &[&str]) -> Command {
         let mut command = Command::new("ip");
         command
@@ -86,7 +86,7 @@ impl Bed {
         command
     }
 
-    /// What a program that ends by itself prints; `None`, and said so, where it
+    /// Returns the output of a program that ends by itself; `None`, with a report, if it
     /// is not installed.
     pub fn output(namespace: &str, program: &str, arguments: &[&str]) -> Option<Vec<u8>> {
         // Whatever is wrong, a test ends.
@@ -94,7 +94,7 @@ impl Bed {
         let output = Self::other(namespace, "timeout", &limited)
             .output()
             .unwrap();
-        // What timeout says of a program that is not there.
+        // The exit code of timeout for a missing program.
         if output.status.code() == Some(127) {
             tidewall_skip::missing(program, "not installed (scripts/setup.sh)");
             return None;

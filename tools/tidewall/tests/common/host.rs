@@ -1,4 +1,4 @@
-//! A host in a network namespace, with a bpffs and a /run of its own.
+//! A host in a network namespace, with its own bpffs and /run.
 
 use std::io::{BufRead, BufReader};
 use std::path::PathBuf;
@@ -10,7 +10,7 @@ use super::{PROGRAM, Running, text};
 
 /// Variable with the path of the library for unmodified programs.
 pub const LIBRARY: &str = "TIDEWALL_LIBRARY";
-/// What an administrator has set before: not what a device begins with.
+/// An administrator's earlier settings, which differ from a device's defaults.
 const SET: &str = "3 70000";
 
 /// The library that belongs to the program.
@@ -18,7 +18,8 @@ pub fn library() -> PathBuf {
     static BUILT: Once = Once::new();
     let library = PathBuf::from(PROGRAM).with_file_name("libtidewall.so");
     BUILT.call_once(|| {
-        // No test of this package has it built, and one that is there may be another source's.
+        // No test of this package builds it, and an existing one may be from other
+        // sources.
         let mut build = Command::new(env!("CARGO"));
         build.args(["build", "--quiet", "--locked", "-p", "tidewall-preload"]);
         // A process of a test may be anywhere.
@@ -36,8 +37,8 @@ pub struct Host {
 }
 
 impl Host {
-    /// Set up where the rights and programs are there; says that `test` is skipped and
-    /// returns `None` otherwise.
+    /// Returns a host if the privileges and programs are there; otherwise reports that
+    /// `test` is skipped and returns `None`.
     pub fn or_skip(test: &str, name: &str) -> Option<Self> {
         if !tidewall_skip::has_programs(test, &["setpriv", "nsenter"]) {
             return None;
@@ -67,7 +68,7 @@ impl Host {
         Some(Host { bed, keeper })
     }
 
-    /// A program there.
+    /// Returns a program there.
     pub fn command(&self, program: &str, arguments: &[&str]) -> Command {
         let mut command = Command::new("nsenter");
         let keeper = self.keeper.0.id().to_string();
@@ -85,24 +86,24 @@ impl Host {
         command
     }
 
-    /// The same of any program.
+    /// Returns the same for any program.
     pub fn run_on(&self, interface: &str, options: &[&str], program: &[&str]) -> Command {
         let interface = ["run", "--interface", interface];
         self.command(PROGRAM, &[&interface, options, &["--"], program].concat())
     }
 
-    /// What a program there prints.
+    /// Returns the output of a program there.
     pub fn output(&self, program: &str, arguments: &[&str]) -> String {
         text(&self.command(program, arguments).output().unwrap().stdout)
     }
 
-    /// Exit code and what it says of errors.
+    /// Returns the exit code and standard error.
     pub fn ends(&self, options: &[&str], program: &[&str]) -> (Option<i32>, String) {
         let output = self.run(options, program).output().unwrap();
         (output.status.code(), text(&output.stderr))
     }
 
-    /// That nothing is left of a manager.
+    /// Checks that nothing is left of a manager.
     pub fn check_clean(&self) {
         let interface = &self.bed.interface;
         let link = self.output("ip", &["-d", "link", "show", "dev", interface]);

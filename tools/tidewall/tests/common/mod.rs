@@ -1,5 +1,4 @@
-//! What the tests of the program have in common: it is run, and it runs while
-//! something is asked of it.
+//! Common parts of the program's tests: running it, and querying it while it runs.
 #![allow(dead_code, reason = "each test file uses a part")]
 
 pub mod bed;
@@ -19,7 +18,7 @@ use rustix::io::retry_on_intr;
 /// The program.
 pub const PROGRAM: &str = env!("CARGO_BIN_EXE_tidewall");
 
-/// The program, to be run here.
+/// Returns the program, to be run here.
 pub fn program(arguments: &[&str]) -> Command {
     let mut command = Command::new(PROGRAM);
     command.args(arguments).env("RUST_BACKTRACE", "1");
@@ -32,7 +31,7 @@ pub fn tidewall(arguments: &[&str]) -> Output {
     program(arguments).output().expect("the program can be run")
 }
 
-/// What it has printed.
+/// Returns its output as text.
 pub fn text(bytes: &[u8]) -> String {
     String::from_utf8(bytes.to_vec()).expect("output is UTF-8")
 }
@@ -68,7 +67,7 @@ pub fn signal(name: &str, child: &Running) {
     assert!(killed.success());
 }
 
-/// As [`BufRead::read_line`], of a process that says something within a minute.
+/// Acts as [`BufRead::read_line`], for a process that prints something within a minute.
 fn read_line(lines: &mut BufReader<ChildStdout>, line: &mut String) -> usize {
     if lines.buffer().is_empty() {
         let minute = Timespec {
@@ -82,11 +81,11 @@ fn read_line(lines: &mut BufReader<ChildStdout>, line: &mut String) -> usize {
     lines.read_line(line).unwrap()
 }
 
-/// A `tidewall serve` that runs.
+/// A running `tidewall serve`.
 pub struct Service {
     pub process: Running,
     lines: BufReader<ChildStdout>,
-    /// The line that says that it is ready.
+    /// The line that reports that it is ready.
     pub first: String,
 }
 
@@ -106,7 +105,7 @@ impl Service {
         }
     }
 
-    /// Waits for a line that says this, which is then the first.
+    /// Waits for a line with this text, which is then the first.
     pub fn line_with(&mut self, part: &str) {
         while !self.first.contains(part) {
             self.first.clear();
@@ -115,19 +114,19 @@ impl Service {
         }
     }
 
-    /// Its process; `ip netns exec` becomes the program.
+    /// Returns its process; `ip netns exec` becomes the program.
     pub fn id(&self) -> String {
         self.process.0.id().to_string()
     }
 
-    /// Ends it as an administrator does; what it says at the end.
+    /// Ends it as an administrator does; returns its final output.
     pub fn end(self) -> String {
         signal("-TERM", &self.process);
         self.ended()
     }
 
-    /// Waits for the end of one that was asked to; what it says. A second signal
-    /// would make it break off.
+    /// Waits for the end of a service that was asked to end; returns its output. A second
+    /// signal would make it abort.
     pub fn ended(mut self) -> String {
         let mut totals = String::new();
         self.lines.read_to_string(&mut totals).unwrap();
@@ -137,20 +136,20 @@ impl Service {
     }
 }
 
-/// A UDP port that is free: the kernel chooses it, and nobody else asks for it
-/// by number.
+/// Returns a free UDP port: the kernel chooses it, and no other process requests it by
+/// number.
 pub fn udp_port() -> u16 {
     let socket = UdpSocket::bind("127.0.0.1:0").unwrap();
     socket.local_addr().unwrap().port()
 }
 
-/// The same of TCP.
+/// Returns the same for TCP.
 pub fn tcp_port() -> u16 {
     let socket = TcpListener::bind("127.0.0.1:0").unwrap();
     socket.local_addr().unwrap().port()
 }
 
-/// Bytes each of which tells its place.
+/// Returns bytes that each depend on their position.
 pub fn content(length: usize) -> Vec<u8> {
     (0..length).map(|n| (n % 251) as u8).collect()
 }
@@ -159,7 +158,7 @@ pub fn content(length: usize) -> Vec<u8> {
 pub struct Place(PathBuf);
 
 impl Place {
-    /// `name` tells it from those of other tests.
+    /// `name` distinguishes it from those of other tests.
     pub fn new(name: &str) -> Self {
         let process = std::process::id();
         let path = std::env::temp_dir().join(format!("tw-cli-{process}-{name}"));
@@ -175,7 +174,7 @@ impl Place {
         self
     }
 
-    /// A program of C, compiled there; its name.
+    /// Compiles a C program there; returns its name.
     pub fn compiled(&self, name: &str, source: &str) -> String {
         let file = self.name(&format!("{name}.c"));
         fs::write(&file, source).unwrap();

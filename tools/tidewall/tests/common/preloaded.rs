@@ -1,4 +1,4 @@
-//! A program that knows nothing of Tidewall, under `tidewall run` with the library.
+//! An unmodified program under `tidewall run` with the library.
 
 use std::fs;
 use std::path::PathBuf;
@@ -17,18 +17,19 @@ pub struct Preloaded {
 }
 
 impl Preloaded {
-    /// In a host of its own; it has its listeners before clients come.
+    /// Starts it in its own host; it has its listeners before clients arrive.
     pub fn start(host: Host, program: &[&str]) -> Self {
         Self::launch(host, "at-once", &[], program, Stdio::inherit())
     }
 
-    /// As [`Preloaded::start`], with options of `tidewall run`; what it says of errors goes to
-    /// `errors`.
+    /// Acts as [`Preloaded::start`], with options of `tidewall run`; standard error goes
+    /// to `errors`.
     pub fn start_with(host: Host, options: &[&str], program: &[&str], errors: Stdio) -> Self {
         Self::launch(host, "at-once", options, program, errors)
     }
 
-    /// As a program runs by default, whose listeners Tidewall takes `when` it may.
+    /// Starts a program with default settings; Tidewall takes its listeners at the time
+    /// `when`.
     pub fn start_when(host: Host, when: &str, program: &[&str]) -> Self {
         Self::launch(host, when, &[], program, Stdio::inherit())
     }
@@ -50,14 +51,14 @@ impl Preloaded {
         }
     }
 
-    /// A program in the peer's namespace.
+    /// Runs a program in the peer's namespace.
     pub fn peer(&self, program: &str, arguments: &[&str]) -> Output {
         let limited = [&["60", program], arguments].concat();
         let mut command = Bed::other(&self.host.bed.client, "timeout", &limited);
         command.output().unwrap()
     }
 
-    /// As [`Preloaded::peer`], until it succeeds: what it prints.
+    /// Acts as [`Preloaded::peer`], until it succeeds; returns its output.
     pub fn answered(&self, program: &str, arguments: &[&str]) -> String {
         let end = Instant::now() + Duration::from_secs(20);
         loop {
@@ -70,7 +71,7 @@ impl Preloaded {
         }
     }
 
-    /// Records of the report: what became of a socket, which, where, why.
+    /// Returns the records of the report: verdict, kind of socket, address, reason.
     pub fn records(&self) -> Vec<[String; 4]> {
         let records = fs::read_to_string(&self.report).unwrap();
         let record = |line: &str| {
@@ -81,13 +82,13 @@ impl Preloaded {
         records.lines().map(record).collect()
     }
 
-    /// Number of the process that has the first record.
+    /// Returns the process that has the first record.
     pub fn recording_process(&self) -> String {
         let records = fs::read_to_string(&self.report).unwrap();
         records.split('\t').next().unwrap().to_owned()
     }
 
-    /// Whether something is among the records.
+    /// Returns whether the records include this one.
     pub fn has(&self, wanted: [&str; 3]) -> bool {
         let mut records = self.records().into_iter();
         records.any(|[verdict, what, address, _]| wanted == [&*verdict, &what, &address])
@@ -108,7 +109,7 @@ impl Preloaded {
         }
     }
 
-    /// How many connections the stack has accepted, as `tidewall stat` says.
+    /// Returns how many connections the stack has accepted, according to `tidewall stat`.
     pub fn accepted(&self) -> u64 {
         let stat = self.host.output(PROGRAM, &["stat"]);
         let line = stat
@@ -121,7 +122,7 @@ impl Preloaded {
 
 impl Drop for Preloaded {
     fn drop(&mut self) {
-        // The run passes it on, and puts everything back.
+        // The run passes it on, and restores everything.
         super::signal("-TERM", &self.process);
         let _ = self.process.0.wait();
         let _ = fs::remove_file(&self.report);

@@ -1,5 +1,5 @@
 //! A namespace of a switch and one of each end around it, joined by veth pairs; no host
-//! joins or cuts segments.
+//! joins or splits segments.
 
 use std::fs;
 use std::process::{Command, Stdio};
@@ -7,7 +7,7 @@ use std::process::{Command, Stdio};
 use super::bed::Bed;
 use super::{Place, Running, text};
 
-/// Runs a script; what it complained of, if it failed.
+/// Runs a script; returns its error output if it failed.
 pub fn shell(script: &str) -> Result<(), String> {
     let output = Command::new("/bin/sh")
         .args(["-ec", script])
@@ -20,12 +20,12 @@ pub fn shell(script: &str) -> Result<(), String> {
     }
 }
 
-/// End N has 10.99.N.2 on its interface `out`; the switch has 10.99.N.1 on `tw-inN`, and
-/// the virtual address on the first, whose end is the peers'. Gone when dropped.
+/// End N has 10.99.N.2 on its interface `out`. The switch has 10.99.N.1 on `tw-inN`, and
+/// the virtual address on the first, whose end is the peers'. Removed when dropped.
 pub struct Star {
     pub switch: String,
     pub ends: Vec<String>,
-    /// What is between each end and the switch, where paths are bad.
+    /// The path between each end and the switch, if paths are bad.
     paths: Vec<Path>,
     pub place: Place,
 }
@@ -62,8 +62,8 @@ impl Star {
         Ok(star)
     }
 
-    /// A star set up by whom it is allowed to; says that `test` is skipped and returns
-    /// `None` otherwise. `name` tells the stars of one file's tests apart.
+    /// Returns a star if the privileges are there; otherwise reports that `test` is
+    /// skipped and returns `None`. `name` distinguishes the stars of one file's tests.
     pub fn or_skip(test: &str, name: &str, ends: usize) -> Option<Self> {
         let star = Star::new(name, ends).map_err(|error| tidewall_skip::missing(test, error));
         star.ok()
@@ -98,7 +98,7 @@ impl Star {
         }
     }
 
-    /// Writes a switch's configuration: this port, the first so many members, and more.
+    /// Writes a switch's configuration: this port, the first `members` members, and more.
     pub fn file(&self, port: u16, members: usize, more: &str) -> String {
         let mut file = format!(
             "address = '10.99.0.99:{port}'\ninterface = 'tw-in0'\nkernel-ends = true\n{more}\n"

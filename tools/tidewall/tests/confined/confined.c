@@ -1,7 +1,10 @@
-// Serves by TCP and UDP, and confines itself on the way.
-// confined WHEN HOW EMPTY LIBRARY: WHEN is "first", "waiting" (sockets that nobody has attended
-// to), "ours" or "before" (then the program begins anew, with the library); HOW has a way to
-// confine, and "tsync", "thread" and "packet" where it is so; EMPTY is a directory for chroot.
+// Serves by TCP and UDP, and confines itself on the way. Usage: confined WHEN HOW EMPTY
+// LIBRARY.
+//
+// - WHEN is "first", "waiting" (with sockets not served yet), "ours" or "before" (then
+//   the program executes itself again, with the library).
+// - HOW contains a way to confine, and "tsync", "thread" and "packet" if they apply.
+// - EMPTY is a directory for chroot.
 #define _GNU_SOURCE
 #include <arpa/inet.h>
 #include <errno.h>
@@ -78,7 +81,7 @@ static void *confined(void *words)
 
 	result = install(((char **)words)[2], ((char **)words)[3]);
 	error = result ? errno : 0;
-	// What is left to a strict thread.
+	// The calls left to a strict thread.
 	(void)!write(told[1], "", 1);
 	(void)!read(never[0], &end, 1);
 	return 0;

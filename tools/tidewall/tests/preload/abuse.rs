@@ -1,5 +1,5 @@
-//! Programs that do what they should not: that run out of numbers, close those that are not
-//! theirs, make many children. On both stacks the same becomes of them.
+//! Misbehaving programs: they run out of descriptors, close those of others, make many
+//! children. The result is the same on both stacks.
 
 use std::process::Stdio;
 
@@ -7,7 +7,7 @@ use super::Preloaded;
 use super::common::host::{Host, library};
 use super::common::{Running, text};
 
-/// Serves by one number at a time, which is all that its limit leaves.
+/// Serves with one descriptor at a time, all that its limit leaves.
 const EXHAUSTED: &str = r#"
 import errno, os, resource, select, socket, subprocess, sys, time, ctypes
 libc = ctypes.CDLL(None, use_errno=True)
@@ -110,7 +110,7 @@ control.sendall(('\n'.join(map(str, said)) + '\n').encode())
 control.close()
 "#;
 
-/// Its clients; prints what the program says.
+/// Its clients; prints the program's output.
 const CLIENTS: &str = r#"
 import socket, sys, time
 port = int(sys.argv[1])
@@ -161,8 +161,8 @@ fn a_program_without_numbers_loses_no_connection() {
     assert!(server.has(["promoted", "listener", "0.0.0.0:8180"]));
 }
 
-/// Opens files while its stack is made, and closes a listener, whose numbers are given again:
-/// says which of them it cannot close.
+/// Opens files while its stack is made, and closes a listener, whose descriptors are
+/// reused: reports which of them it cannot close.
 const GIVEN_AGAIN: &str = r#"
 import errno, os, socket, threading
 refused, over = set(), False

@@ -1,4 +1,4 @@
-//! The edges of calls, by programs in C that say what each returns, on both stacks.
+//! The edges of calls, tested by C programs that print what each returns, on both stacks.
 
 use std::process::{Command, Stdio};
 
@@ -6,7 +6,7 @@ use super::common::bed::Bed;
 use super::common::host::{Host, library};
 use super::common::{Place, Service, text};
 
-/// Does with each connection as its first line says.
+/// Treats each connection as its first line requests.
 const PEER: &str = r#"
 import ast, socket, struct, threading, time
 kept = []

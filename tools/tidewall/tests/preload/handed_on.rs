@@ -1,11 +1,11 @@
-//! Listeners that another process goes on with: those that are made before who serves by them,
-//! one after the other.
+//! Listeners that another process continues to use: created before the processes that
+//! serve on them, one after the other.
 
 use super::Preloaded;
 use super::common::host::Host;
 
-/// Children that serve one connection each by their parent's listener, which they close or not;
-/// then one that goes on by it where its parent has begun.
+/// Children that serve one connection each on their parent's listener, and close it or
+/// not; then one that continues on it from where its parent began.
 const ONE_AFTER_THE_OTHER: &str = r#"
 import os, select, socket, sys
 def listen(port):
@@ -43,7 +43,8 @@ else:
     served.recv(1)
 "#;
 
-/// Connects to each while the connection to the one before it is there, whose listener is closed.
+/// Connects to each while the connection to the previous one, whose listener is closed,
+/// still exists.
 const CLIENTS: &str = r#"
 import socket, time
 def connect(port):

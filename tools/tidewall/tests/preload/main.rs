@@ -1,5 +1,5 @@
-//! Programs that know nothing of Tidewall, with `libtidewall.so` in place of the C
-//! library's socket calls (docs/preload.md). Needs root; skipped without.
+//! Unmodified programs, with `libtidewall.so` instead of the C library's socket calls
+//! (docs/preload.md). Needs root; skipped without.
 
 mod abuse;
 #[path = "../common/mod.rs"]
@@ -22,7 +22,7 @@ use common::{Running, text};
 
 const HERE: &str = "10.99.0.2";
 
-/// Serves one connection, through what a process does with itself.
+/// Serves one connection, across everything that a process does to itself.
 const BEHAVIOUR: &str = r#"
 import errno, os, signal, socket, subprocess
 listener = socket.socket()
@@ -84,8 +84,9 @@ print(said.decode())";
     assert_eq!(said, "helloafter forkafter spawnfrom handler\n");
 }
 
-/// Tells over its first connection what calls return that a signal interrupts, whose handler
-/// restarts calls or does not, and what sending returns once the peer has reset the third.
+/// Reports over its first connection the results of calls interrupted by a signal, whose
+/// handler restarts calls or does not, and the result of sending once the peer has reset
+/// the third.
 const SIGNALS: &str = r#"
 import ctypes, errno, os, signal, socket, struct, time
 libc = ctypes.CDLL(None, use_errno=True)
@@ -221,9 +222,9 @@ while True:
                 served = True
 "#;
 
-/// Threads go to sleep before there is anything of the stack's to sleep on: in a set that
-/// gets a listener, in one whose datagram socket is bound later, in a set within which
-/// there is one, and in poll(2) and select(2) of a set.
+/// Threads go to sleep before the stack has anything to sleep on. They sleep in a set
+/// that gets a listener, in one whose datagram socket is bound later, in a set that
+/// contains one, and in poll(2) and select(2) of a set.
 const SLEEPERS: &str = r#"
 import select, socket, threading, time
 def datagrams():
@@ -318,7 +319,8 @@ for port in range(8101, 8105):
     until(["promoted", "datagrams", "0.0.0.0:8110"]);
 }
 
-/// Two sockets of one port, one that asks for control messages, and one that asks too late.
+/// Two sockets of one port, one that requests control messages, and one that requests
+/// them too late.
 const SHARED: &str = r#"
 import errno, select, socket, struct
 def bound(port, *options):
@@ -404,7 +406,7 @@ for port in [8120] * 16 + [8121, 8122]:
     assert_eq!(said.lines().collect::<Vec<_>>(), wanted);
 }
 
-/// Three listeners of one port, of which one is closed when it is asked to.
+/// Three listeners of one port, one of which is closed on request.
 const SHARERS: &str = r#"
 import select, socket
 def listening():
@@ -522,7 +524,7 @@ fn redis_answers_by_the_stack() {
     // Four commands and twice twenty clients, at least.
     let accepted = redis.accepted();
     assert!(accepted >= 44, "{accepted}");
-    // By loopback it is the kernel's.
+    // Over loopback it is the kernel's.
     let local = redis.host.output("redis-cli", &["ping"]);
     assert_eq!(local, "PONG\n");
     assert_eq!(redis.accepted(), accepted);

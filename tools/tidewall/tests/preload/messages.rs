@@ -1,4 +1,5 @@
-//! Control messages of datagrams: what a program is told and may say, on both stacks.
+//! Control messages of datagrams: those that a program receives and may send, on both
+//! stacks.
 
 use std::process::Stdio;
 
@@ -8,7 +9,8 @@ use super::common::text;
 use super::{HERE, Preloaded};
 
 /// Two sockets, of IPv4 and of both families, that answer each datagram with how it was
-/// received. It may ask for an option, for the room and the source of what comes next.
+/// received. A datagram may request an option, and set the room and the source of the
+/// next one.
 const SERVER: &str = r#"
 import errno, json, select, socket, sys
 port = int(sys.argv[1])
@@ -47,7 +49,7 @@ while True:
         if isinstance(sent, str): made.sendto(sent.encode() + answer, peer)
 "#;
 
-/// Asks, and prints what is answered by which address.
+/// Sends requests, and prints each answer and its source address.
 const CLIENT: &str = r#"
 import json, socket, struct, sys
 port = int(sys.argv[1])

@@ -1,4 +1,4 @@
-//! The names that the library takes, against those of the C library.
+//! The names that the library overrides, against those of the C library.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::Path;
@@ -7,7 +7,7 @@ use std::process::Command;
 use super::common::host::library;
 use super::common::text;
 
-/// Functions of the C library's that take a descriptor, make a process or set a handler.
+/// C library functions that take a descriptor, make a process or set a handler.
 const TAKEN: &str = "
     socket listen accept accept4 connect shutdown getsockname getpeername getsockopt setsockopt sockatmark
     read readv write writev recv recvfrom recvmsg recvmmsg send sendto sendmsg sendmmsg preadv2
@@ -30,8 +30,8 @@ const OF_RINGS: &str = "
     io_uring_setup io_uring_queue_init io_uring_queue_init_params io_uring_queue_init_mem
     io_uring_get_probe";
 
-/// The same, whose answers of the number's placeholder, or of the kernel's socket, are the
-/// right ones.
+/// The same, for functions whose results on the descriptor's placeholder, or on the
+/// kernel's socket, are correct.
 const PASSED_BY: &str = "
     bind isfdtype
     pread pread64 pwrite pwrite64 preadv preadv64 pwritev pwritev64 lseek lseek64
@@ -44,7 +44,8 @@ const PASSED_BY: &str = "
     sigprocmask pthread_sigmask
     aio_read aio_write lio_listio";
 
-/// The functions of a library that a program may call, with their addresses in it.
+/// Returns the functions of a library that a program may call, with their addresses in
+/// it.
 fn exported(library: &Path) -> BTreeMap<String, String> {
     let listed = Command::new("nm")
         .args(["-D", "--defined-only"])
@@ -102,8 +103,8 @@ fn every_name_of_a_function_is_taken_that_is_one_of_a_taken_function() {
     assert!(theirs.len() > 1000, "{}", theirs.len());
 }
 
-/// Takes a function of the C library's, as Erlang does: what the library has under the names of
-/// the next one must not come back here.
+/// Overrides a function of the C library, as Erlang does: the functions that the library
+/// exports under the names of the next definition must not call back here.
 const OWN_SIGACTION: &str = r#"
 #define _GNU_SOURCE
 #include <dlfcn.h>

@@ -8,7 +8,8 @@ use super::common::bed::Bed;
 use super::common::host::Host;
 use super::{HERE, Preloaded};
 
-/// Tells each client what it reads and sets of its connection, whose listener has set some.
+/// Reports to each client the options that it reads and sets on its connection, whose
+/// listener has set some.
 const SERVER: &str = r#"
 import errno, socket, sys
 listener = socket.socket()
@@ -56,7 +57,7 @@ fn options_of_connections_are_those_of_linux() {
     let mut linux = host.command("python3", &["-c", SERVER, "8170"]);
     let _linux = Running(linux.stdout(Stdio::null()).spawn().unwrap());
     let server = Preloaded::start(host, &["python3", "-c", SERVER, "8180"]);
-    // What connects before that is the kernel's.
+    // Earlier connections are the kernel's.
     until(&server, ["promoted", "listener", "0.0.0.0:8180"]);
     let [expected, said] =
         ["8170", "8180"].map(|port| server.answered("python3", &["-c", CLIENT, HERE, port]));
@@ -75,7 +76,7 @@ fn until(server: &Preloaded, record: [&str; 3]) {
     }
 }
 
-/// What nobody would do for it later is refused when it is asked for.
+/// Requests that would never be honoured later are rejected at once.
 const REFUSED: &str = r#"
 import errno, fcntl, os, socket, struct, termios
 def listening(port, asynchronous):
@@ -125,7 +126,8 @@ fn what_would_not_happen_is_refused() {
     assert_eq!(said[1].trim(), "1 1 0 done done");
 }
 
-/// Says to each client what has come before the end, and sends around an urgent byte.
+/// Reports to each client the bytes before the end, and sends an urgent byte among
+/// others.
 const URGENT: &str = r#"
 import errno, socket
 listener = socket.create_server(('0.0.0.0', 8270))
@@ -174,8 +176,8 @@ fn urgent_data_is_in_line() {
     assert_eq!(said.trim(), "AB!CD xyUzEINVAL EINVAL");
 }
 
-/// Sets each option before the stack has the socket, and says what is read of it afterwards: of the
-/// listener, of what it accepts, and of what connects.
+/// Sets each option before the stack has the socket, and reports the values read
+/// afterwards: from the listener, from accepted sockets, and from connecting ones.
 const CARRIED: &str = r#"
 import errno, socket, struct, sys
 first = int(sys.argv[1])

@@ -1,10 +1,11 @@
-//! In which order connections are accepted: that in which their handshakes were completed.
+//! The order in which connections are accepted: that in which their handshakes were
+//! completed.
 
 use super::Preloaded;
 use super::common::bed::Bed;
 use super::common::host::Host;
 
-/// For each control connection: begins to accept once it is said so, then says from which ports.
+/// For each control connection: begins to accept on request, then reports the ports.
 /// Meanwhile it waits in the stack, sleeps outside of it, or works.
 const SERVER: &str = r#"
 import socket, time
@@ -23,8 +24,8 @@ while True:
     control.close()
 "#;
 
-/// Connects one after the other, and sends something at once or does not, or begins all before
-/// one is connected.
+/// Connects one after the other, and sends something at once or does not, or begins all
+/// before one is connected.
 const CLIENT: &str = r#"
 import select, socket, sys
 HERE = '10.99.0.2', 8310
@@ -56,7 +57,7 @@ print(wrong)
 
 /// `when`: the listener is the stack's before the first connection, or once one was served.
 ///
-/// Connections that come at once by several queues have no order.
+/// Simultaneous connections over several queues have no order.
 fn are_in_order(test: &str, name: &str, when: &str, queues: &str) {
     let ways = if queues == "1" { "3" } else { "2" };
     if !tidewall_skip::has_programs(test, &["python3"]) {

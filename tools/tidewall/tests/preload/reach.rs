@@ -5,7 +5,7 @@ use super::common::Place;
 use super::common::host::Host;
 use super::{HERE, Preloaded, text};
 
-/// Answers datagrams and connections with the scope of who asks.
+/// Answers datagrams and connections with the scope of the sender.
 const SCOPES: &str = r#"
 import socket, threading
 udp = socket.socket(socket.AF_INET6, socket.SOCK_DGRAM)
@@ -78,8 +78,8 @@ fn link_local_peers_are_answered_beside_another_interface() {
     assert!(server.has(["promoted", "listener", "[::]:8291"]));
 }
 
-/// Serves one connection by a ring that it makes past the library, and says what the library's
-/// `syscall` makes of the same.
+/// Serves one connection by a ring that it makes behind the library's back, and reports
+/// what the library's `syscall` returns for the same.
 const RING: &str = r#"
 #define _GNU_SOURCE
 #include <arpa/inet.h>

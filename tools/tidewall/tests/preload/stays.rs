@@ -1,4 +1,4 @@
-//! What cannot be the stack's, or can be no longer, goes on by the kernel.
+//! Sockets that cannot be the stack's, or no longer, continue on the kernel.
 
 use std::fs;
 use std::process::Stdio;
@@ -8,8 +8,8 @@ use super::Preloaded;
 use super::common::host::{Host, library};
 use super::common::{PROGRAM, Running};
 
-/// Answers connections and datagrams, each once a descriptor is ready; says of a datagram which
-/// control messages came with it, and of the listener whether it listens.
+/// Answers connections and datagrams, each once a descriptor is ready; reports the
+/// control messages of a datagram, and whether the listener listens.
 const SERVER: &str = r#"
 import select, socket, sys
 def listen(port):
@@ -38,7 +38,7 @@ while True:
             datagrams.sendto(b'%s beside %d' % (data, len(beside)), peer)
 "#;
 
-/// Asks both; prints what it heard.
+/// Queries both; prints the answers.
 const CLIENT: &str = r#"
 import socket, sys
 host, tcp, udp = sys.argv[1], int(sys.argv[2]), int(sys.argv[3])
@@ -103,7 +103,7 @@ fn a_listener_is_the_stacks_once_its_manager_is_there() {
     asked();
 }
 
-/// Workers that share a listener, each with an epoll set of its own.
+/// Workers that share a listener, each with its own epoll set.
 const WORKERS: &str = r#"
 import os, select, socket
 listener = socket.socket()
@@ -192,7 +192,8 @@ enum Manager {
     IsKilled,
 }
 
-/// Deletes the interface under a program that waits by `poll` or epoll, and makes it again.
+/// Deletes the interface under a program that waits by `poll` or epoll, and creates it
+/// again.
 fn loses_its_interface(test: &str, name: &str, waits: &str, manager: &Manager) {
     if !tidewall_skip::has_programs(test, &["python3"]) {
         return;
@@ -220,7 +221,7 @@ fn loses_its_interface(test: &str, name: &str, waits: &str, manager: &Manager) {
         assert!(Instant::now() < end, "{:?}", server.records());
         std::thread::sleep(Duration::from_millis(20));
     }
-    // Loopback goes on, and the program does not turn round and round.
+    // Loopback continues, and the program does not spin.
     let ask = ["-c", CLIENT, "127.0.0.1", "8231", "8232"];
     let said = server.host.output("python3", &ask);
     assert!(said.starts_with("listens 1 hello"), "{said}");
@@ -241,7 +242,7 @@ fn loses_its_interface(test: &str, name: &str, waits: &str, manager: &Manager) {
     );
 }
 
-/// Processor time of a process, its threads' and the kernel's for it.
+/// Returns the CPU time of a process, its threads' and the kernel's on its behalf.
 fn processor_time(process: &str) -> Duration {
     let of_thread = |directory: std::io::Result<fs::DirEntry>| {
         let path = directory.unwrap().path().join("schedstat");
@@ -271,8 +272,9 @@ fn a_program_whose_manager_was_killed_goes_on_when_its_interface_is_made_again()
     loses_its_interface(test, "se", "poll", &Manager::IsKilled);
 }
 
-/// Tells over its first connection what `listen` says of a connection that it has made, then of
-/// its listener, which it has shut down; by epoll and by `accept` it goes on with that.
+/// Reports over its first connection the result of `listen` on a connection that it has
+/// made, then on its listener, which it has shut down; it continues with that by epoll
+/// and by `accept`.
 const AGAIN: &str = r#"
 import errno, select, socket
 listener = socket.socket()
@@ -409,7 +411,7 @@ fn what_stays_is_shown_by_stat_top_and_doctor() {
     let Some(host) = Host::or_skip(test, "st") else {
         return;
     };
-    // Its records go to a file, so that the run knows none.
+    // Its records go to a file, so the run knows none.
     let server = Preloaded::start(host, &["python3", "-c", LOOPBACK]);
     server.until_listener("promoted", "0.0.0.0:8271");
     server.until_listener("kernel", "127.0.0.1:8339");
@@ -451,7 +453,7 @@ fn what_has_no_stack_is_found_by_doctor() {
     let Some(host) = Host::or_skip(test, "sn") else {
         return;
     };
-    // As a program of tidewalld's: no run hears its records.
+    // As a program of tidewalld: no run receives its records.
     let script = LOOPBACK.replace("'0.0.0.0'", "'127.0.0.1'");
     let preload = format!("LD_PRELOAD={}", library().display());
     let mut server = host.command("env", &[&preload, "python3", "-c", &script]);

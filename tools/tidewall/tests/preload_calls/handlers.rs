@@ -1,4 +1,4 @@
-//! Calls from handlers of signals, which come at any point of the same thread's calls.
+//! Calls from signal handlers, which run at any point of the same thread's calls.
 
 use std::ffi::c_int;
 use std::os::fd::AsRawFd;
@@ -13,14 +13,14 @@ use crate::raw_calls as c;
 use crate::subject::{HERE, address};
 use crate::{PEER, PORT};
 
-/// Requests and answers meanwhile, at least.
+/// Least number of requests and answers meanwhile.
 const ROUNDS: usize = 500;
-/// Between two signals.
+/// Pause between two signals.
 const PAUSE: Duration = Duration::from_millis(2);
-/// What is sent each way.
+/// Bytes sent in each direction.
 const BYTES: usize = 2000;
 
-/// The connection that the handler has, how often it has written there, and what went wrong.
+/// The handler's connection, how often it has written there, and the error, if any.
 static CONNECTION: AtomicI32 = AtomicI32::new(-1);
 static WRITTEN: AtomicUsize = AtomicUsize::new(0);
 static FAILED: AtomicI64 = AtomicI64::new(0);
@@ -37,7 +37,7 @@ fn handler() {
     }
 }
 
-/// The program that is signalled; by itself it does nothing.
+/// The program that receives the signals; by itself it does nothing.
 #[test]
 fn program() {
     let (Ok(peer), Ok(port)) = (std::env::var(PEER), std::env::var(PORT)) else {

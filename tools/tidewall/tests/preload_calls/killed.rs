@@ -1,5 +1,5 @@
 //! Programs that are killed (SIGKILL) at random points of their calls: nothing of them is
-//! left, and their peers hear of it.
+//! left, and their peers learn of it.
 
 use std::fs;
 use std::io::{BufReader, Bytes, Read, Write};
@@ -20,22 +20,22 @@ use crate::{PEER, PORT, SEED};
 
 /// How many are killed: 10,000 take some minutes.
 const COUNT: &str = "TIDEWALL_KILLED_PROGRAMS";
-/// How many are killed if nothing is said of it, of each kind.
+/// Default number of killed programs, of each kind.
 const FEW: usize = 80;
-/// Of them, how many live at once.
+/// Number of those that live at the same time.
 const AT_ONCE: &str = "TIDEWALL_TEST_AT_ONCE";
 
-/// What a program says when it begins, has a listener, has accepted, and after each step;
-/// the test harness does not say it.
+/// Printed by a program when it begins, has a listener, has accepted, and after each
+/// step; the test harness never prints it.
 pub const STEP: u8 = b'#';
-/// After so many steps at most one is killed.
+/// A program is killed after at most this many steps.
 const STEPS: usize = 40;
-/// One in so many is killed while it begins, with its stack made or not.
+/// One in this many is killed while it begins, with its stack made or not.
 const BEGINNERS: usize = 6;
-/// How long that takes at most, and a step.
+/// Longest duration of the beginning, and of a step.
 const BEGINNING: Duration = Duration::from_millis(60);
 const STEPPING: Duration = Duration::from_millis(2);
-/// Programs after which what the manager has in stock is there.
+/// Programs after which the manager's stock is complete.
 const FIRST: usize = 12;
 
 #[test]
@@ -61,7 +61,8 @@ fn programs_killed_at_any_point_leave_nothing() {
     }
 }
 
-/// What `tidewall run` runs: starts the programs and kills them; by itself it does nothing.
+/// The program under `tidewall run`: starts the victims and kills them; by itself it does
+/// nothing.
 #[test]
 fn killer() {
     let (Ok(at_once), Ok(peer)) = (std::env::var(AT_ONCE), std::env::var(PEER)) else {
@@ -78,7 +79,7 @@ fn killer() {
     killer.kill(count);
 }
 
-/// A program that runs, and says where it is.
+/// A running program that reports its progress.
 struct Victim {
     process: Child,
     steps: Bytes<BufReader<ChildStdout>>,
@@ -92,7 +93,7 @@ struct Killer {
     first_port: u16,
 }
 
-/// What the manager has, in numbers.
+/// The manager's resources, as counts.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd)]
 struct Held {
     descriptors: usize,
@@ -101,14 +102,14 @@ struct Held {
 
 impl Victim {
     fn start(first_port: u16, number: usize) -> Self {
-        // Ports that were used linger at the peer's.
+        // Used ports linger at the peer.
         let port = first_port + 4 * (number % 2000) as u16;
         let mut process = Command::new(std::env::current_exe().unwrap())
             .args(["--exact", "subject", "--nocapture"])
             .env(SEED, number.to_string())
             .env(PORT, port.to_string())
             .env("LD_PRELOAD", library())
-            // Its first connection is to be the stack's.
+            // Its first connection must be the stack's.
             .env("TIDEWALL_PROMOTE", "at-once")
             .stdout(Stdio::piped())
             .spawn()
@@ -121,7 +122,7 @@ impl Victim {
         }
     }
 
-    /// Waits until it has done so many steps more.
+    /// Waits until it has made this many more steps.
     fn proceed(&mut self, steps: usize) {
         let said = &mut self.steps;
         let marks = said.filter(|byte| byte.as_ref().is_ok_and(|&byte| byte == STEP));
@@ -139,7 +140,7 @@ impl Victim {
     }
 }
 
-/// Says that a step is done; the output is a pipe.
+/// Reports a completed step; the output is a pipe.
 pub fn step() {
     let mut out = std::io::stdout().lock();
     out.write_all(&[STEP]).and_then(|()| out.flush()).unwrap();
@@ -154,7 +155,8 @@ impl Killer {
         View::connect(&self.manager).unwrap().counters().unwrap()
     }
 
-    /// What the manager, which is this process's parent, has open and has made.
+    /// Returns the open descriptors and the objects of the manager, which is this
+    /// process's parent.
     fn held(&self) -> Held {
         let count = |path: &str| fs::read_dir(path).unwrap().count();
         Held {
@@ -163,7 +165,7 @@ impl Killer {
         }
     }
 
-    /// Once it makes nothing more.
+    /// Returns the same, once it makes nothing more.
     fn settled(&self) -> Held {
         let mut before = self.held();
         loop {
@@ -204,7 +206,7 @@ impl Killer {
                 victim.proceed(1 + random.below(STEPS));
                 accepted += 1;
                 victim.kill(random_part(&mut random, STEPPING));
-                // Of a connection of the kernel's this would be an orderly end.
+                // On a kernel connection this would be an orderly end.
                 peer.try_send(b"?");
                 assert_eq!(peer.end(), "reset", "program {killed}");
             }

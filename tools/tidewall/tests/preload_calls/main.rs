@@ -1,6 +1,6 @@
 //! Random sequences of the C library's socket calls, made twice by the same program: with
-//! `libtidewall.so` and without. What each call returns, its errno and its data are the
-//! same. Needs root; skipped without.
+//! `libtidewall.so` and without. Each call's result, its errno and its data are the same.
+//! Needs root; skipped without.
 
 #[path = "../common/mod.rs"]
 mod common;
@@ -18,17 +18,18 @@ use common::host::{Host, library};
 use common::text;
 use rustix::io::{FdFlags, fcntl_setfd};
 
-/// Where the calls are made, and with which sequence.
+/// Selects the sequence of calls.
 const SEED: &str = "TIDEWALL_TEST_SEED";
 /// A descriptor of the peer's network namespace.
 const PEER: &str = "TIDEWALL_TEST_PEER";
-/// The first of the ports: each run has its own, as connections of the one before linger.
+/// The first of the ports: each run has its own, as connections of the previous one
+/// linger.
 const PORT: &str = "TIDEWALL_TEST_PORT";
-/// Where to write what the calls have returned.
+/// File for the results of the calls.
 const LOG: &str = "TIDEWALL_TEST_LOG";
 
-/// The program that makes the calls; by itself it does nothing. Without a file for what
-/// they return it says each step, until it is killed.
+/// The program that makes the calls; by itself it does nothing. Without a file for their
+/// results it reports each step, until it is killed.
 #[test]
 fn subject() {
     if let (Ok(seed), Ok(peer)) = (std::env::var(SEED), std::env::var(PEER)) {
@@ -42,14 +43,14 @@ fn subject() {
     }
 }
 
-/// The peer's namespace, for programs that are started here.
+/// Returns the peer's namespace, for programs that are started here.
 fn peer_namespace(host: &Host) -> File {
     let peer = File::open(format!("/run/netns/{}", host.bed.client)).unwrap();
     fcntl_setfd(&peer, FdFlags::empty()).unwrap();
     peer
 }
 
-/// What the calls have returned, in lines.
+/// Returns the results of the calls, in lines.
 fn log_of(host: &Host, seed: u64, preloaded: bool) -> Vec<String> {
     let log = std::env::temp_dir().join(format!("{}.{seed}", host.bed.interface));
     let _ = std::fs::remove_file(&log);

@@ -1,4 +1,4 @@
-//! The other end, in a namespace of its own and by system calls that the library does not
+//! The other end, in its own namespace and with system calls that the library does not
 //! see.
 
 use std::net::SocketAddr;
@@ -13,13 +13,13 @@ use rustix::net::{
 };
 use rustix::thread::{LinkNameSpaceType, move_into_link_name_space};
 
-/// Longest time for what is sure to come.
+/// Longest time for anything that is sure to arrive.
 pub const DEADLINE: Duration = Duration::from_secs(10);
 
 /// The peer's namespace.
 pub struct Peer(RawFd);
 
-/// A socket of the peer's.
+/// A socket of the peer.
 pub struct PeerSocket(OwnedFd);
 
 impl Peer {
@@ -30,7 +30,7 @@ impl Peer {
     fn socket(&self, kind: SocketType) -> PeerSocket {
         let namespace = self.0;
         let made = std::thread::spawn(move || {
-            // The descriptor is this program's from its start to its end.
+            // The descriptor belongs to this program from its start to its end.
             let namespace = crate::raw_calls::borrow(namespace);
             move_into_link_name_space(namespace, Some(LinkNameSpaceType::Network)).unwrap();
             socket(AddressFamily::INET, kind, None).unwrap()
@@ -64,7 +64,7 @@ impl Peer {
 fn wait(fd: BorrowedFd<'_>) -> bool {
     let time = Timespec::try_from(DEADLINE).unwrap();
     let mut list = [PollFd::from_borrowed_fd(fd, PollFlags::IN)];
-    // A program's signals come here, too.
+    // A program's signals arrive here, too.
     retry_on_intr(|| poll(&mut list, Some(&time))).unwrap() > 0
 }
 
@@ -83,7 +83,7 @@ impl PeerSocket {
         assert_eq!(sent, bytes.len());
     }
 
-    /// Sends where nobody may be.
+    /// Sends to an end that may be gone.
     pub fn try_send(&self, bytes: &[u8]) {
         let _ = send(&self.0, bytes, SendFlags::NOSIGNAL);
     }
@@ -92,7 +92,7 @@ impl PeerSocket {
         sendto(&self.0, bytes, SendFlags::empty(), &to).unwrap();
     }
 
-    /// So many bytes, or as many as come before the end.
+    /// Returns this many bytes, or as many as arrive before the end.
     pub fn receive(&self, count: usize) -> Vec<u8> {
         let mut all = Vec::new();
         let mut buffer = vec![0; count.max(1)];
@@ -110,7 +110,7 @@ impl PeerSocket {
         all
     }
 
-    /// How the connection has ended.
+    /// Returns how the connection has ended.
     pub fn end(&self) -> &'static str {
         assert!(wait(self.fd()), "the connection does not end");
         match recv(&self.0, &mut [0; 1][..], RecvFlags::empty()) {

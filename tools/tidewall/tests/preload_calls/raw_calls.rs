@@ -1,4 +1,4 @@
-//! The C library's calls: what they return, or −errno.
+//! The C library's calls: they return the result, or −errno.
 #![allow(unsafe_code)]
 
 use std::ffi::{CStr, c_char, c_int, c_void};
@@ -21,7 +21,7 @@ fn result(value: impl Into<i64>) -> i64 {
     }
 }
 
-/// A call whose arguments are numbers and memory that is here.
+/// Makes a call whose arguments are numbers and memory that is here.
 macro_rules! call {
     ($name:ident($($argument:expr),*)) => {{
         // SAFETY: numbers, and memory that is as long as said, for the call alone.
@@ -34,7 +34,7 @@ pub fn ignore_sigpipe() {
     unsafe { libc::signal(libc::SIGPIPE, libc::SIG_IGN) };
 }
 
-/// What a signal calls, with the place of errno that it has to leave as it was.
+/// Called by a signal; errno must stay as it was.
 static HANDLER: OnceLock<fn()> = OnceLock::new();
 
 extern "C" fn handle_signal(_: c_int) {
@@ -47,7 +47,8 @@ extern "C" fn handle_signal(_: c_int) {
     *place = errno;
 }
 
-/// Has a signal call `handler`, which makes calls alone; calls that it interrupts begin again.
+/// Makes a signal call `handler`, which only makes calls; interrupted calls are
+/// restarted.
 pub fn handle(signal: c_int, handler: fn()) {
     HANDLER.set(handler).unwrap();
     // SAFETY: all zero is an action: SIG_DFL.
@@ -65,7 +66,7 @@ pub fn this_thread() -> libc::pthread_t {
     unsafe { libc::pthread_self() }
 }
 
-/// Sends a thread that is there a signal.
+/// Sends a signal to an existing thread.
 pub fn signal(thread: libc::pthread_t, signal: c_int) {
     // SAFETY: the caller's.
     unsafe { libc::pthread_kill(thread, signal) };
@@ -89,7 +90,7 @@ pub fn listen(fd: c_int, backlog: c_int) -> i64 {
     call!(listen(fd, backlog))
 }
 
-/// The result, and the address where one is given.
+/// Returns the result, and the address if one is given.
 fn named(call: impl FnOnce(*mut libc::sockaddr, *mut libc::socklen_t) -> i64) -> (i64, String) {
     let mut raw = [0u8; 128];
     let mut length = raw.len() as libc::socklen_t;
@@ -160,7 +161,7 @@ pub fn recvmsg(fd: c_int, buffer: &mut [u8], flags: c_int) -> (i64, c_int) {
     (value, message.msg_flags)
 }
 
-// What -D_FORTIFY_SOURCE makes of calls, and what the libc crate has not.
+// The targets of -D_FORTIFY_SOURCE, and calls that the libc crate lacks.
 unsafe extern "C" {
     fn __read_chk(fd: c_int, buffer: *mut c_void, length: usize, room: usize) -> isize;
     fn __recv_chk(
@@ -226,7 +227,8 @@ pub fn pwritev2(fd: c_int, buffer: &mut [u8], offset: i64, flags: c_int) -> i64 
     result(unsafe { pwritev64v2(fd, vector.as_ptr(), 2, offset, flags) } as i64)
 }
 
-/// Each half of the buffer as a message: the result, and the bytes of each.
+/// Passes each half of the buffer as a message; returns the result, and the bytes of
+/// each.
 fn many(buffer: &mut [u8], call: impl FnOnce(*mut libc::mmsghdr) -> i64) -> (i64, [u32; 2]) {
     let mut halves = halves(buffer);
     let (first, second) = halves.split_at_mut(1);
@@ -248,7 +250,7 @@ pub fn sendmmsg(fd: c_int, buffer: &mut [u8]) -> (i64, [u32; 2]) {
     many(buffer, |messages| call!(sendmmsg(fd, messages, 2, 0)))
 }
 
-/// Numbers, a text and fractions, of registers and of the stack.
+/// Prints numbers, a text and fractions, from registers and from the stack.
 pub fn print(fd: c_int, number: c_int, text: &CStr, checked: bool) -> i64 {
     let (half, text) = (f64::from(number) / 2.0, text.as_ptr());
     let format = c"%d %s %g %d %d %d %g %s %.3f %d\n".as_ptr();
@@ -262,7 +264,7 @@ pub fn print(fd: c_int, number: c_int, text: &CStr, checked: bool) -> i64 {
     })
 }
 
-/// What is said of a number that has no data: a mark of urgent data, its kind.
+/// Queries a descriptor that needs no data: the mark of urgent data, its kind.
 pub fn kinds(fd: c_int) -> [i64; 3] {
     // SAFETY: asks of a number.
     unsafe {
@@ -275,7 +277,7 @@ pub fn kinds(fd: c_int) -> [i64; 3] {
     }
 }
 
-/// Copies that a socket is not for: from memory to it, and of ranges of a file.
+/// Copies to which a socket does not apply: from memory to it, and of ranges of a file.
 pub fn copies(fd: c_int, file: c_int) -> [i64; 2] {
     let none = ptr::null_mut();
     let mut byte = 1u8;
@@ -369,7 +371,7 @@ pub fn unread(fd: c_int) -> i64 {
     }
 }
 
-/// Bytes that are not acknowledged.
+/// Returns the unacknowledged bytes.
 pub fn unsent(fd: c_int) -> i64 {
     let mut bytes: c_int = 0;
     match call!(ioctl(fd, libc::TIOCOUTQ, &raw mut bytes)) {
@@ -412,7 +414,8 @@ pub fn poll(list: &mut [(c_int, i16)], milliseconds: c_int) -> (i64, Vec<i16>) {
     (value, entries.iter().map(|entry| entry.revents).collect())
 }
 
-/// Which of the numbers select(2) finds readable and writable, without waiting.
+/// Returns which of the descriptors select(2) finds readable and writable, without
+/// waiting.
 pub fn select(fds: &[c_int]) -> (i64, Vec<(bool, bool)>) {
     // SAFETY: all zero is the empty set, and no time.
     let (mut read, mut write, mut time): (libc::fd_set, libc::fd_set, libc::timeval) =
@@ -450,8 +453,8 @@ pub fn epoll_ctl(set: c_int, operation: c_int, fd: c_int, events: u32, data: u64
     call!(epoll_ctl(set, operation, fd, &raw mut event))
 }
 
-/// What is ready, with its data, in the order of that. A call may report a part, and the
-/// rest first the next time (docs/deviations.md).
+/// Returns the ready entries with their data, sorted by that. A call may report only part
+/// of them, and begin with the rest the next time (docs/deviations.md).
 pub fn epoll_wait(set: c_int) -> (i64, Vec<(u64, u32)>) {
     const PARTS: usize = 16;
     let mut found = std::collections::BTreeMap::new();

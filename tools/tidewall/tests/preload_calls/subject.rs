@@ -8,7 +8,7 @@ use crate::killed::step;
 use crate::peer::{DEADLINE, Peer, PeerSocket};
 use crate::raw_calls as c;
 
-/// Steps of a sequence, of a call or a few each.
+/// Steps of a sequence, of one or a few calls each.
 pub const STEPS: usize = 600;
 
 pub const HERE: &str = "10.99.0.2";
@@ -36,9 +36,9 @@ impl Random {
     }
 }
 
-/// A connection of the program's.
+/// A connection of the program.
 struct Connection {
-    /// Its numbers, one at least.
+    /// Its descriptors, at least one.
     fds: Vec<c_int>,
     peer: PeerSocket,
     unread: usize,
@@ -73,7 +73,7 @@ fn sum(bytes: &[u8]) -> u32 {
     bytes.iter().fold(0, add)
 }
 
-/// Makes the calls of a sequence; what they have returned.
+/// Makes the calls of a sequence; returns their results.
 pub fn run(seed: u64, port: u16, peer: Peer) -> Vec<String> {
     let mut subject = Subject::new(seed, port, peer);
     subject.begin();
@@ -83,8 +83,7 @@ pub fn run(seed: u64, port: u16, peer: Peer) -> Vec<String> {
     subject.log
 }
 
-/// Makes calls without end, of which it says when each is done; it has a connection that it
-/// leaves alone.
+/// Makes calls without end, and reports each; it has a connection that it leaves alone.
 pub fn run_on(seed: u64, port: u16, peer: Peer) {
     step();
     let mut subject = Subject::new(seed, port, peer);
@@ -173,7 +172,7 @@ impl Subject {
         }
     }
 
-    /// One of the connections, and one of its numbers.
+    /// Returns one of the connections, and one of its descriptors.
     fn any(&mut self) -> (usize, c_int) {
         let which = self.random.below(self.connections.len());
         let count = self.connections[which].fds.len();
@@ -221,7 +220,7 @@ impl Subject {
         let kind = if waits { 0 } else { libc::SOCK_NONBLOCK };
         let fd = c::socket(libc::SOCK_STREAM | kind);
         let number = fd as c_int;
-        // What is in a set before it is connected is reported all the same.
+        // A socket added to a set before it is connected is still reported.
         let early = self.random.below(2) == 0;
         if early {
             let data = 1000 + self.made as u64;
@@ -239,7 +238,7 @@ impl Subject {
             (libc::IPPROTO_TCP, libc::TCP_KEEPIDLE, 77),
             (libc::IPPROTO_TCP, libc::TCP_USER_TIMEOUT, 9_000),
         ];
-        // Also by another number, which is the same socket.
+        // Also through another descriptor of the same socket.
         let copies = self.random.below(3) == 0;
         let copy = if copies {
             c::dup(number) as c_int
@@ -359,7 +358,7 @@ impl Subject {
         }
     }
 
-    /// The peer sends, and it has come.
+    /// Makes the peer send, and waits until the data have arrived.
     fn hear(&mut self) {
         let bytes = self.random.bytes(3000);
         let (which, fd) = self.any();
@@ -386,7 +385,7 @@ impl Subject {
             self.connections[which].unread,
             self.connections[which].ended,
         );
-        // A call that would wait for ever is none of these.
+        // Calls that would block forever are excluded.
         let dont_wait = libc::MSG_DONTWAIT;
         let way = if unread == 0 && !ended {
             1 + way % 3
@@ -403,7 +402,7 @@ impl Subject {
             8 => (c::preadv2(fd, &mut buffer, -1, libc::RWF_NOWAIT), 0),
             9 if buffer.len() > 1 => {
                 let (count, lengths) = c::recvmmsg(fd, &mut buffer, dont_wait);
-                // The halves follow one another where the first is full.
+                // The halves follow one another if the first is full.
                 let half = (buffer.len() / 2) as u32;
                 assert!(lengths[1] == 0 || lengths[0] == half, "{lengths:?}");
                 match count {
@@ -477,7 +476,7 @@ impl Subject {
         let (_, connection) = self.any();
         let fd = [connection, self.listener][self.random.below(2)];
         let value = self.random.below(40) as c_int;
-        // What can be read alone is not set.
+        // Read-only options are not set.
         let before = c::getsockopt(fd, level, name);
         let set = c::setsockopt(fd, level, name, value);
         let after = c::getsockopt(fd, level, name);
@@ -579,7 +578,7 @@ impl Subject {
         self.note(format_args!("shutdown {name} {done} {end}"));
     }
 
-    /// The peer sends no more, and that has come.
+    /// Makes the peer end its side, and waits until that has arrived.
     fn end_of_peer(&mut self) {
         let (which, fd) = self.any();
         if self.connections[which].ended {
@@ -592,7 +591,7 @@ impl Subject {
         self.note(format_args!("end of peer {found:?}"));
     }
 
-    /// Closes a number; with the last of them the connection ends.
+    /// Closes a descriptor; the last one ends the connection.
     fn close(&mut self) {
         let which = self.random.below(self.connections.len());
         let fd = self.connections[which].fds.pop().unwrap();

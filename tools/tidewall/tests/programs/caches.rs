@@ -93,9 +93,9 @@ END
     .check();
 }
 
-/// Those of Redis' own tests that ask a server which runs already (scripts/redis-tests.sh has
-/// them), but what is slow or fails on the kernel as well. Kept is which passed,
-/// and of what failed all.
+/// Those of Redis' own tests that use a running server (scripts/redis-tests.sh lists
+/// them), without the slow ones and those that fail on the kernel as well. The output
+/// keeps which passed, and everything of those that failed.
 const OWN_TESTS: &str = "
     cp -r /var/cache/tidewall/redis $DIR/suite && cd $DIR/suite
     for unit in pubsub quit multi tracking keyspace slowlog type/stream-cgroups; do

@@ -11,16 +11,16 @@ use crate::common::bed::Bed;
 use crate::common::host::{Host, LIBRARY, library};
 use crate::common::{PROGRAM, Place, Running, content, text};
 
-/// Where the server is, seen from the clients.
+/// Address of the server, from the clients' side.
 pub const SERVER: &str = "10.99.0.2";
-/// Where the clients are.
+/// Address of the clients.
 pub const CLIENT: &str = "10.99.0.1";
-/// How long a program may take to start or to end; far more than any does.
+/// Longest time for a program to start or to end; far more than any needs.
 const TIMEOUT: Duration = Duration::from_secs(20);
-/// How long a client may take, as timeout(1) has it.
+/// Longest time for a client, in timeout(1)'s format.
 const LIMIT: &str = "60";
 
-/// A program under test: what runs, and what is asked of it.
+/// A program under test: its commands, and its requests.
 pub struct Program<'a> {
     /// Its name in docs/compatibility.md, and of its files.
     pub name: &'a str,
@@ -30,38 +30,38 @@ pub struct Program<'a> {
     pub needs: &'a [&'a str],
     /// Files in a directory of the test, by name; `$DIR` there stands for the directory.
     pub files: &'a [(&'a str, &'a str)],
-    /// A shell's words that start it, and in which it stays in the foreground. `$DIR` is the
-    /// directory, `$SERVER` and `$CLIENT` are addresses.
+    /// Shell words that start it in the foreground. `$DIR` is the directory, `$SERVER`
+    /// and `$CLIENT` are addresses.
     pub server: &'a str,
-    /// What else runs, on the kernel's sockets.
+    /// Further servers, on the kernel's sockets.
     pub beside: &'a [Beside],
-    /// TCP ports by which it is seen to be ready; of a client none.
+    /// TCP ports that show that it is ready; none for a client.
     pub ports: &'a [u16],
-    /// What is asked.
+    /// The requests.
     pub asks: &'a [Ask<'a>],
-    /// What the report has to say of each socket that is to be Tidewall's.
+    /// Expected text of the report for each socket that must be Tidewall's.
     pub takes: &'a [&'a str],
-    /// What is known not to work, for docs/compatibility.md.
+    /// Known failures, for docs/compatibility.md.
     pub lacks: &'a str,
 }
 
 /// A server on the kernel's sockets.
 pub struct Beside {
     pub at: End,
-    /// Where it listens, as bash(1) has it: ADDRESS/PORT.
+    /// Its address, in bash(1)'s format: ADDRESS/PORT.
     pub listens: &'static str,
-    /// A shell's words that start it.
+    /// Shell words that start it.
     pub server: &'static str,
 }
 
-/// A web server with `$DIR/www` at loopback, for proxies.
+/// A web server with `$DIR/www` on loopback, for proxies.
 pub const LOCAL_WEB: Beside = Beside {
     at: End::Server,
     listens: "127.0.0.1/9001",
     server: "$TIDEWALL serve http $DIR/www --on linux --address 127.0.0.1 --port 9001",
 };
 
-/// The same beyond the wire.
+/// The same at the other end of the wire.
 pub const REMOTE_WEB: Beside = Beside {
     at: End::Client,
     listens: "10.99.0.1/9002",
@@ -75,17 +75,17 @@ pub enum End {
     Client,
 }
 
-/// A shell's script, whose output is the same on both stacks.
+/// A shell script, whose output is the same on both stacks.
 pub struct Ask<'a> {
-    /// What it is, for docs/compatibility.md.
+    /// Its description, for docs/compatibility.md.
     pub what: &'a str,
-    /// Where it runs, which is on the kernel's sockets.
+    /// The end on which it runs, on the kernel's sockets.
     pub at: End,
     /// The script; it has `$DIR`, `$SERVER` and `$CLIENT`, and exits with 0.
     pub script: &'a str,
 }
 
-/// A client's question.
+/// Returns a client's request.
 pub const fn ask<'a>(what: &'a str, script: &'a str) -> Ask<'a> {
     Ask {
         what,
@@ -94,7 +94,7 @@ pub const fn ask<'a>(what: &'a str, script: &'a str) -> Ask<'a> {
     }
 }
 
-/// A question by the server's loopback and AF_UNIX.
+/// Returns a request over the server's loopback and AF_UNIX.
 pub const fn ask_locally<'a>(what: &'a str, script: &'a str) -> Ask<'a> {
     Ask {
         what,
@@ -103,19 +103,19 @@ pub const fn ask_locally<'a>(what: &'a str, script: &'a str) -> Ask<'a> {
     }
 }
 
-/// Whose sockets.
+/// The owner of the sockets.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Stack {
     Kernel,
     Tidewall,
 }
 
-/// What a run gave.
+/// The results of a run.
 struct Answers {
-    /// By question.
+    /// By request.
     asked: Vec<String>,
     code: Option<i32>,
-    /// What the program, and `tidewall run`, said of errors.
+    /// Standard error of the program and of `tidewall run`.
     said: String,
 }
 
@@ -318,12 +318,12 @@ fn shell(script: &str) {
     assert!(output.status.success(), "{}", text(&output.stderr));
 }
 
-/// A word of a shell's.
+/// Quotes a shell word.
 fn quoted(script: &str) -> String {
     format!("'{}'", script.replace('\'', r"'\''"))
 }
 
-/// The exit code of a process, as shells have it; `None` where it goes on for long.
+/// Returns the exit code of a process, as in shells; `None` if it continues for long.
 fn ended(process: &mut Child) -> Option<Option<i32>> {
     use std::os::unix::process::ExitStatusExt;
     let until = Instant::now() + TIMEOUT;

@@ -54,7 +54,7 @@ fn echoes(name: &str, compile: impl FnOnce(&Path, &str)) {
     ] {
         let answered = std::thread::scope(|scope| {
             let client = scope.spawn(|| {
-                // One that comes before the first `accept` is the kernel's in any case.
+                // One before the first `accept` is the kernel's in any case.
                 let script = format!(
                     "until exec 3<>/dev/tcp/10.99.0.2/{port}; do :; done 2>/dev/null
                      echo first >&3; head -n 1 <&3; exec 3<>/dev/tcp/10.99.0.2/{port}
@@ -118,7 +118,7 @@ fn the_installed_program_finds_its_library() {
     run.args(["run", "--interface", "tw-no-such", "--", "true"]);
     let output = run.output().unwrap();
     assert_eq!(output.status.code(), Some(2));
-    // It has one, and says of the interface that it is the obstacle.
+    // It has one, and reports that the interface is the obstacle.
     let said = text(&output.stderr);
     assert!(said.contains("no interface tw-no-such"), "{said}");
 }

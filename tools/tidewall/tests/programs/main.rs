@@ -1,6 +1,7 @@
-//! Programs of Debian's, unchanged, on Tidewall (`tidewall run`) and on the kernel's sockets,
-//! asked by Linux clients; what they answer is the same. Needs root; skipped without.
-//! `scripts/compatibility.sh` writes docs/compatibility.md from what passed.
+//! Debian's programs, unmodified, on Tidewall (`tidewall run`) and on the kernel's
+//! sockets, queried by Linux clients; their answers are the same. Needs root; skipped
+//! without. `scripts/compatibility.sh` writes docs/compatibility.md from the tests that
+//! passed.
 
 #[path = "../common/mod.rs"]
 mod common;

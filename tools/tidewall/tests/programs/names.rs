@@ -28,14 +28,14 @@ fn unbound() {
     check("unbound", ONE, 1, &["10.99.0.2:53"]);
 }
 
-/// It answers from the address that was asked (IP_PKTINFO).
+/// It answers from the address to which the question was sent (IP_PKTINFO).
 #[test]
 fn unbound_automatic() {
     let name = "unbound, interface-automatic";
     check(name, "interface-automatic: yes", 1, &["0.0.0.0:53"]);
 }
 
-/// Each thread has sockets of its own for the port; those of UDP stay the kernel's.
+/// Each thread has its own sockets for the port; those of UDP stay the kernel's.
 #[test]
 fn unbound_with_threads() {
     check("2 threads of unbound", ONE, 2, &[]);

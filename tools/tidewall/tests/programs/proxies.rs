@@ -88,12 +88,12 @@ fn haproxy() {
     .check();
 }
 
-/// Until then requests are led to a server that there is not.
+/// Until then requests are sent to a missing server.
 const HEALTH: &str = "say() { echo 'show stat' | nc -NU $DIR/haproxy.sock; }
 until say | grep -q '^remote,none,.*DOWN'; do sleep 0.05; done
 until say | grep -q '^remote,b,.*UP'; do sleep 0.05; done; say | cut -d, -f1,2,18 | grep ^remote";
 
-/// As Debian's own configuration has it, which leads into an empty directory.
+/// As in Debian's own configuration, which changes into an empty root directory.
 #[test]
 fn haproxy_in_a_root_directory_of_its_own() {
     const CONFINED: &str = "  chroot $DIR/empty\n  user nobody\n  group nogroup\n";
@@ -123,7 +123,7 @@ fn haproxy_in_a_root_directory_of_its_own() {
     .check();
 }
 
-/// With a listener of its own for each thread, which all have one port.
+/// With one listener for each thread, all on one port.
 #[test]
 fn haproxy_with_a_listener_for_each_thread() {
     let configuration = HAPROXY

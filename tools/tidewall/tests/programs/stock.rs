@@ -1,5 +1,6 @@
-//! Servers as Debian's packages configure them, by the commands of `tidewall run --help`: most go
-//! to the background. Each is served by Tidewall, or standard error says at once why not.
+//! Servers as Debian's packages configure them, with the commands of `tidewall run
+//! --help`: most go to the background. Each is served by Tidewall, or standard error
+//! reports at once why not.
 
 use std::fs::{self, File};
 use std::process::Stdio;
@@ -10,10 +11,10 @@ use crate::common::host::{Host, library};
 use crate::common::{PROGRAM, Place, Running, signal, text};
 use crate::lane::{End, SERVER};
 
-/// How long a server may take to answer, and to end: Squid waits for its clients.
+/// Longest time for a server to answer, and to end: Squid waits for its clients.
 const TIMEOUT: Duration = Duration::from_secs(90);
 
-/// What a service manager makes for them: directories that last until it is stopped.
+/// Directories that a service manager creates for them, which last until it is stopped.
 const DIRECTORIES: &str = "
     for at in /var/log /var/lib/redis /var/lib/unbound /var/spool/squid /srv; do mount -t tmpfs tmpfs $at; done
     for of in redis:redis squid:proxy haproxy:haproxy nginx:www-data unbound:unbound; do
@@ -22,21 +23,21 @@ const DIRECTORIES: &str = "
     echo '. IN DS 20326 8 2 E06D44B80B8F1D39A95C0B0D7C65D08458E880409BBC683457104237C7F8EC8D' >/var/lib/unbound/root.key
     chown redis /var/lib/redis; chown unbound /var/lib/unbound /var/lib/unbound/root.key; chown proxy /var/spool/squid; install -d /srv/www; echo page >/srv/www/page";
 
-/// A server as Debian has it.
+/// A server as packaged by Debian.
 struct Stock<'a> {
     program: &'a str,
-    /// What a shell starts, after `tidewall run --interface IF --`.
+    /// Shell words after `tidewall run --interface IF --`.
     command: &'a str,
-    /// Before that.
+    /// Options in front of those.
     options: &'a [&'a str],
-    /// Where it is asked, and what, by a shell's words.
+    /// The end from which it is queried, and the shell words of the query.
     at: End,
     ask: &'a str,
-    /// What the answer contains.
+    /// Text that the answer contains.
     answer: &'a str,
-    /// What standard error says while it runs; where that is `None` all is Tidewall's.
+    /// Text on standard error while it runs; `None` if all is Tidewall's.
     said: Option<&'a str>,
-    /// What the report says of Tidewall's socket.
+    /// The report's text on Tidewall's socket.
     takes: Option<&'a str>,
 }
 
@@ -136,7 +137,7 @@ fn squid() {
     .check();
 }
 
-/// The examples of the help, each as it stands there.
+/// The examples of the help, literally.
 #[test]
 fn examples_of_the_help() {
     let help = crate::common::tidewall(&["run", "--help"]);
@@ -158,7 +159,7 @@ fn examples_of_the_help() {
             "memcached" => 11211,
             _ => panic!("what does {command} serve?"),
         };
-        // What none of them understands is answered by each.
+        // Every one of them answers this, since none understands it.
         let ask = format!(
             "exec 3<>/dev/tcp/$SERVER/{port} && printf 'x\\r\\n\\r\\n' >&3 && timeout 5 head -c 1 <&3 | wc -c"
         );
@@ -239,7 +240,7 @@ impl Stock<'_> {
             while !said().contains(reason) {
                 assert!(Instant::now() < until, "{name}: {reason}: {}", said());
             }
-            // It stands there while it runs.
+            // It is shown while it runs.
             for command in [&["stat"][..], &["top", "--once"], &["doctor"]] {
                 let shown = host.output(PROGRAM, command).replace("\n         ", " ");
                 assert!(shown.contains(reason), "{name}: {command:?}: {shown}");

@@ -19,7 +19,7 @@ http {
 }
 ";
 
-/// What is asked of a web server and proxy at port 8080.
+/// The requests to a web server and proxy at port 8080.
 const ASKS: &[Ask<'static>] = &[
     ask(
         "static files of 0 B to 8 MB by sendfile and by write, ranges, HEAD, conditions, errors",

@@ -1,5 +1,5 @@
-//! `tidewall switch` between kernels: a peer and members in namespaces of their own,
-//! each with a kernel's TCP and a frame a call. Needs root; skipped without.
+//! `tidewall switch` between kernels: a peer and members in separate namespaces, each
+//! with a kernel's TCP and one frame per call. Needs root; skipped without.
 
 #[path = "../common/mod.rs"]
 mod common;
@@ -18,7 +18,7 @@ use common::{Running, Service, fails, program, signal, text, tidewall};
 use rustix::net::{SendFlags, send};
 use tidewall_wire::acp::{HEADER_LEN, Header, Kind};
 
-/// Frames that the peer sends, where nothing else is said.
+/// Default number of frames that the peer sends.
 const FRAMES: u32 = 3000;
 /// How long a peer waits for a frame.
 const LIMIT: Duration = Duration::from_secs(20);
@@ -29,12 +29,12 @@ fn star(test: &str, name: &str) -> Option<Star> {
     Star::or_skip(test, name, 3)
 }
 
-/// The configuration, with these changes.
+/// Returns the configuration, with these changes.
 fn file(star: &Star, members: usize, more: &str) -> String {
     star.file(6000, members, more)
 }
 
-/// This program again, in an end's namespace, at a test that is one.
+/// Returns this program again, in an end's namespace, with a test that is an end.
 fn end(star: &Star, end: usize, name: &str) -> Command {
     end_in(&star.ends[end], name)
 }
@@ -48,7 +48,7 @@ fn end_in(namespace: &str, name: &str) -> Command {
     command
 }
 
-/// A member that serves; it has said that it listens.
+/// Starts a member; returns it once it listens.
 fn member(star: &Star, number: usize) -> Service {
     member_in(&star.ends[number], number)
 }
@@ -61,7 +61,7 @@ fn member_in(namespace: &str, number: usize) -> Service {
     service
 }
 
-/// A peer that does what it is asked, a line at a time.
+/// A peer that executes one line at a time.
 struct Peer {
     service: Service,
     lines: ChildStdin,
@@ -99,7 +99,7 @@ fn members(star: &Star) -> Vec<Service> {
     (1..3).map(|number| member(star, number)).collect()
 }
 
-/// A frame in one call, so that it is whole in its segment.
+/// Sends a frame in one call, so that it is whole in its segment.
 fn send_frame(stream: &TcpStream, payload: &[u8]) {
     let mut frame = Header::data(payload.len()).unwrap().bytes().to_vec();
     frame.extend(payload);
@@ -110,7 +110,7 @@ fn send_frame(stream: &TcpStream, payload: &[u8]) {
     }
 }
 
-/// The next frame of data; `None` at the end of the stream.
+/// Returns the next frame of data; `None` at the end of the stream.
 fn receive_frame(stream: &mut impl Read) -> Option<Vec<u8>> {
     loop {
         let mut header = [0; HEADER_LEN];
@@ -124,7 +124,7 @@ fn receive_frame(stream: &mut impl Read) -> Option<Vec<u8>> {
     }
 }
 
-/// Lengths from a few bytes to what a kernel leaves of a segment beside SACK blocks.
+/// Returns lengths from a few bytes to a whole kernel segment beside SACK blocks.
 fn length(number: u32) -> usize {
     let longest = std::env::var("TW_LONGEST").map_or(1412, |longest| longest.parse().unwrap());
     8 + number as usize * 37 % longest
@@ -155,7 +155,7 @@ fn end_peer() {
     let frames = std::env::var("TW_FRAMES").map_or(FRAMES, |frames| frames.parse().unwrap());
     let stream = TcpStream::connect(VIRTUAL).unwrap();
     stream.set_nodelay(true).unwrap();
-    // Who waits longer waits for ever.
+    // Without a timeout it could wait forever.
     stream.set_read_timeout(Some(LIMIT)).unwrap();
     stream.set_write_timeout(Some(LIMIT)).unwrap();
     let output = stream.try_clone().unwrap();
@@ -179,7 +179,7 @@ fn end_peer() {
         );
         assert!(!came[number as usize], "{number} came twice");
         came[number as usize] = true;
-        // Of one member they come in order.
+        // Frames of one member arrive in order.
         let before = last.insert(frame[4], number);
         assert!(
             before.is_none_or(|before| before < number),
@@ -213,7 +213,7 @@ fn end_peer_in_steps() {
     for line in std::io::stdin().lines() {
         match line.unwrap().as_str() {
             "both" => {
-                // The second comes when it has answered.
+                // The second is sent after its answer.
                 let mut seen = BTreeSet::new();
                 let end = Instant::now() + LIMIT;
                 while seen.len() < 2 && Instant::now() < end {
@@ -376,7 +376,7 @@ fn members_go_and_come_while_a_connection_lives() {
     let link = format!("ip -n {} link set tw-in2", star.switch);
     shell(&format!("{link} down; sleep 0.2; {link} up")).unwrap();
     assert_eq!(peer.step("some"), "step {1, 2}");
-    // What is wrong changes nothing.
+    // A mistake changes nothing.
     fs::write(&path, "address = 5").unwrap();
     signal("-HUP", &switch.process);
     assert_eq!(peer.step("some"), "step {1, 2}");
@@ -394,7 +394,7 @@ fn trace_follows_frames_through_the_switch() {
     let path = file(&star, 2, "");
     let switch = Service::start(Bed::command(&star.switch, &["switch", &path]));
     let mut peer = Peer::connected(&star);
-    // The connection is let in with its first frames.
+    // The connection is admitted with its first frames.
     peer.step("some");
     let capture = star.place.name("trace.pcapng");
     let arguments = ["trace", &switch.id(), "-n", "8", "--write", &capture];
@@ -432,7 +432,7 @@ fn trace_follows_frames_through_the_switch() {
     switch.end();
 }
 
-/// Every end has a connection of its own, in which numbers follow one another and
+/// Every end has its own connection, in which sequence numbers are consecutive and
 /// checksums are right, whatever the others send.
 #[test]
 fn translated_connections_are_sound_to_tshark() {
@@ -454,7 +454,7 @@ fn translated_connections_are_sound_to_tshark() {
     let captures: Vec<_> = (0..3)
         .map(|number| {
             let path = star.place.name(&format!("end{number}.pcapng"));
-            // It ends by itself: what a capture has in its buffers when it is stopped is lost.
+            // It ends by itself: when a capture is stopped, its buffers are lost.
             let options = "-q -i out -f tcp -c 300 -a duration:60 -w".split(' ');
             let arguments: Vec<&str> = options.chain([&*path]).collect();
             let mut dumpcap = Bed::other(&star.ends[number], "dumpcap", &arguments);
@@ -488,9 +488,9 @@ fn translated_connections_are_sound_to_tshark() {
         };
         let all = judged(&from_switch);
         assert!(all.lines().count() >= 100, "{said:?}: {all}");
-        // Not whether something was sent again, of which a busy machine may be the cause. A
-        // kernel that finishes a checksum writes 0xffff for 0, for TCP as well
-        // (CSUM_MANGLED_0 in skb_checksum_help); receivers take both.
+        // Retransmissions do not count, since a busy machine may be the cause. A kernel
+        // that finishes a checksum writes 0xffff for 0, for TCP as well (CSUM_MANGLED_0
+        // in skb_checksum_help); receivers accept both.
         let wrong = judged(&format!(
             "{from_switch} && ((tcp.checksum.status != Good && !tcp.checksum.ffff) || \
              ip.checksum.status != Good || _ws.malformed || tcp.analysis.lost_segment || \
@@ -522,8 +522,8 @@ fn a_member_that_dies_costs_no_connection_where_frames_may_go_elsewhere() {
     assert!(totals.contains("connections 1\n"), "{totals}");
 }
 
-/// A member comes on the peers' interface, which had none; it dies, is given another address
-/// of the switch meanwhile, and comes back.
+/// A member is added on the peers' interface, which had none; it dies, is assigned
+/// another address of the switch meanwhile, and returns.
 #[test]
 fn a_new_file_adds_what_can_be_added_and_ends_nothing() {
     const TEST: &str = "a_new_file_adds_what_can_be_added_and_ends_nothing";
@@ -582,7 +582,7 @@ fn a_killed_switch_leaves_no_address_and_no_port_behind() {
     while has_address() {
         assert!(Instant::now() < end, "the address is still there");
     }
-    // Who serves there is reached, by the port that was the virtual address's.
+    // The server there is reached, at the port that was the virtual address's.
     let _server = member_in(&star.switch, 7);
     let mut peer = Peer::connected_to(&star, "10.99.0.1:6000");
     assert_eq!(peer.step("some"), "step {7}");

@@ -1,4 +1,4 @@
-//! What is not the switch's fault and must not end its connections.
+//! Troubles that are not the switch's fault and must not end its connections.
 
 use std::net::{Ipv4Addr, SocketAddrV4};
 use std::process::Stdio;
@@ -14,17 +14,17 @@ use super::{Peer, VIRTUAL, end, file, member, members, star};
 /// SYNs per second from addresses that no host has: on a busy machine, and where the figure
 /// is judged.
 const FLOOD: [&str; 2] = ["5k", "50k"];
-/// Pairs of measurements, beside the flood and beside the same packets to nobody. They are
-/// short and many: what else the machine does then changes few of them.
+/// Pairs of measurements, beside the flood and beside the same packets without a
+/// receiver. They are short and many: other work on the machine then affects few of them.
 const PAIRS: usize = 100;
-/// The places of the 95 % interval of the median of so many, from 0 on.
+/// The indices of the 95 % interval of the median of this many, from 0 on.
 const INTERVAL: [usize; 3] = [39, 50, 60];
 /// The duration of one measurement.
 const MEASURED: Duration = Duration::from_millis(100);
-/// A SYN is repeated after a second.
+/// A SYN is retransmitted after a second.
 const REPETITION_MS: u128 = 900;
 
-/// Frames per second that come back to a peer, one after the other.
+/// Returns the frames per second that return to a peer, one after the other.
 fn rate(peer: &mut Peer) -> f64 {
     let began = Instant::now();
     let mut frames = 0;
@@ -35,12 +35,12 @@ fn rate(peer: &mut Peer) -> f64 {
     f64::from(frames) / began.elapsed().as_secs_f64()
 }
 
-/// Lets a process run on this processor alone.
+/// Pins a process to this processor.
 fn pin(process: &Running, processor: usize) {
     shell(&format!("taskset -acp {processor} {}", process.0.id())).unwrap();
 }
 
-/// SYNs from spoofed addresses, sent by an end until it is dropped.
+/// Starts an end that sends SYNs from spoofed addresses until dropped.
 fn flood(star: &Star, end: usize, to: &str, per_second: &str) -> Running {
     let words = "blast --interface out --syn --spoof 10.128.0.0/9 --for 1h --cpu 0 --to";
     let arguments: Vec<&str> = words.split(' ').chain([to, "--rate", per_second]).collect();
@@ -51,8 +51,8 @@ fn flood(star: &Star, end: usize, to: &str, per_second: &str) -> Running {
     blast
 }
 
-/// A router leads to every address that the flood claims to come from. Beside the flood,
-/// old connections go on and new ones are answered at once. The throughput is compared
+/// A router leads to every address from which the flood claims to come. Beside the flood,
+/// old connections continue and new ones are answered at once. The throughput is compared
 /// with that beside the same packets from the same processor to another link.
 #[test]
 fn a_flood_from_strangers_stops_no_connection() {
@@ -99,7 +99,7 @@ fn a_flood_from_strangers_stops_no_connection() {
             rate
         };
         let pair = |number: usize| {
-            // Each order as often.
+            // Each order equally often.
             let first = number % 2;
             let rates = [first, 1 - first].map(|which| beside(&floods[which]));
             rates[first] / rates[1 - first]
@@ -134,8 +134,8 @@ fn a_flood_from_strangers_stops_no_connection() {
     assert!(totals.contains("cookies_taken 20\n"), "{totals}");
 }
 
-/// One member's container is stopped and started again: its interface goes with it, and a
-/// new one of the same name comes. Connections of the others go on.
+/// One member's container is stopped and restarted: its interface disappears with it, and
+/// a new one of the same name appears. Connections of the others continue.
 #[test]
 fn a_member_s_interface_goes_and_comes_and_the_switch_goes_on() {
     const TEST: &str = "a_member_s_interface_goes_and_comes_and_the_switch_goes_on";

@@ -20,7 +20,7 @@ use crate::raw_signals::{Thread, handle};
 use crate::support::application::{Application, drop_privileges};
 use crate::support::*;
 
-/// Of the host here and of the peer's, but for the selector.
+/// The number of the host here and that of the peer, without the selector.
 pub const HERE: [u8; 20] = [
     0x47, 0, 5, 0x80, 0xff, 0xe1, 0, 0, 0, 0xf2, 0x1a, 0, 0, 0, 1, 0, 0, 0, 1, 0,
 ];
@@ -71,7 +71,7 @@ impl End {
         }
     }
 
-    /// A program, in the end's namespace.
+    /// Returns a program, in the end's namespace.
     pub fn command(self, program: impl AsRef<std::ffi::OsStr>) -> Command {
         match self {
             End::Here => Command::new(program),
@@ -84,7 +84,7 @@ impl End {
                     "unshare",
                     "-m",
                 ]);
-                // That of this namespace.
+                // The sysfs of this namespace.
                 let script = "mount -t sysfs tw-sys /sys; exec \"$0\" \"$@\"";
                 command.args(["sh", "-c", script]).arg(program);
                 command
@@ -104,7 +104,7 @@ impl End {
         self.daemon_to(next_hop, more)
     }
 
-    /// A daemon whose circuits lead there.
+    /// Starts a daemon whose circuits lead there.
     pub fn daemon_to(self, next_hop: &str, more: &[&str]) -> Daemon {
         let (interface, side) = match self {
             End::Here => (INTERFACE, "network"),
@@ -133,12 +133,13 @@ impl End {
         daemon
     }
 
-    /// A process that listens, or has a permanent circuit, and sends back what it receives.
+    /// Starts a process that listens, or has a permanent circuit, and sends back what it
+    /// receives.
     pub fn serve(self, user: u32) -> Application {
         self.serve_on(user, "")
     }
 
-    /// A process that calls who serves at the other end, and waits.
+    /// Starts a process that calls the server at the other end, and waits.
     pub fn call(self, user: u32) -> Application {
         self.serve_on(user, "call")
     }
@@ -159,24 +160,24 @@ impl End {
         View::connect(&self.socket()).unwrap().counters().unwrap()
     }
 
-    /// That nothing is left of calls.
+    /// Returns whether nothing is left of calls.
     pub fn is_idle(self) -> bool {
         let counters = self.counters();
         counters.calls == 0 && counters.circuits == 0
     }
 
-    /// Circuits of applications, by the driver program's table.
+    /// Returns the circuits of applications, from the driver program's table.
     pub fn owned_circuits(self) -> Vec<(Label, u16)> {
         trusted_of(&self.pins()).owned_circuits()
     }
 }
 
-/// An application at an end.
+/// Opens an application at an end.
 pub fn stack(end: End) -> Stack {
     Stack::managed(&end.socket(), EmbeddedConfig::new("")).unwrap()
 }
 
-/// An application here, of a user without privileges.
+/// Opens an application here, of an unprivileged user.
 pub fn stack_of(user: u32) -> Stack {
     as_user(user, || stack(End::Here))
 }
@@ -190,7 +191,7 @@ pub fn echo(socket: &AtmSocket, text: &[u8]) -> io::Result<()> {
     Ok(())
 }
 
-/// Calls until it is accepted: whoever is called may just have begun.
+/// Calls until the call is accepted: the called end may just have begun.
 pub fn call(stack: &Stack, to: Nsap) -> AtmSocket {
     let end = Instant::now() + Duration::from_secs(20);
     loop {
@@ -201,12 +202,12 @@ pub fn call(stack: &Stack, to: Nsap) -> AtmSocket {
     }
 }
 
-/// What the error of a call is.
+/// Returns the errno of a call's error.
 pub fn errno<V>(result: io::Result<V>) -> Option<Errno> {
     Errno::from_io_error(&result.map(drop).unwrap_err())
 }
 
-/// Waits for the end of a call that somebody else ends; why.
+/// Waits until the other end ends the call; returns the reason.
 pub fn ending(socket: &AtmSocket) -> Option<Errno> {
     socket
         .set_read_timeout(Some(Duration::from_secs(20)))
@@ -238,10 +239,10 @@ pub fn exchange(stack: &Stack, to: Nsap, what: &str) {
     println!("{what}: {:?} set-up and teardown", began.elapsed() / ROUNDS);
 }
 
-/// Has [`send_back`] end.
+/// Ends [`send_back`].
 pub const CLOSE: &[u8] = b"close";
 
-/// Sends back what comes, until the end.
+/// Sends received payloads back, until the end.
 pub fn send_back(socket: &AtmSocket) {
     let mut buffer = [0; 2000];
     while let Ok(length @ 1..) = socket.recv(&mut buffer) {
@@ -251,7 +252,7 @@ pub fn send_back(socket: &AtmSocket) {
     }
 }
 
-/// What [`End::serve`] starts.
+/// The process that [`End::serve`] starts.
 pub fn serve() {
     let end = match std::env::var("TW_END").as_deref() {
         Ok("here") => End::Here,
@@ -284,7 +285,7 @@ pub fn serve() {
     }
 }
 
-/// What a call that waits says when signals come, once it `waits`.
+/// Returns the result of a waiting call when signals arrive once it `waits`.
 pub fn interrupted<V: Send>(call: impl FnOnce() -> V + Send, waits: impl FnMut() -> bool) -> V {
     let (send, receive) = channel();
     let (done, over) = (AtomicBool::new(false), Barrier::new(2));
@@ -310,10 +311,11 @@ pub fn interrupted<V: Send>(call: impl FnOnce() -> V + Send, waits: impl FnMut()
     })
 }
 
-/// The signal of [`interrupted`]. System calls that go on after one do after this.
+/// The signal of [`interrupted`]. System calls that are restarted after other signals are
+/// restarted after this one.
 pub const INTERRUPTS: i32 = libc::SIGUSR1;
 
-/// Has a handler take it.
+/// Installs a handler for it.
 pub fn handle_signals() {
     handle(INTERRUPTS, libc::SA_RESTART);
 }

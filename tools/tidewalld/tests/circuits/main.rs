@@ -1,6 +1,8 @@
-//! Circuits of applications without privileges: permanent ones, calls through one manager and
-//! over a link between two, what is left when somebody is killed, and what becomes of calls whose
-//! signalling is disturbed.
+//! Circuits of unprivileged applications:
+//! - permanent ones
+//! - calls through one manager, and over a link between two
+//! - the leftovers of killed processes
+//! - calls whose signalling is disturbed
 
 mod ends;
 #[path = "../../../../crates/wire/tests/judge/mod.rs"]
@@ -90,7 +92,7 @@ fn sockets_of_c_know_where_there_is_no_way() {
     run("c_face::sockets_of_c_know_where_there_is_no_way");
 }
 
-/// How many callers are killed: 10,000 take some minutes.
+/// Returns how many callers are killed: 10,000 take some minutes.
 fn killed_callers() -> u32 {
     let text = std::env::var("TIDEWALL_KILLED_CALLERS").ok();
     text.map_or(60, |text| text.parse().expect("a number"))
@@ -102,7 +104,7 @@ mod inside {
     mod captures;
     mod faults;
 
-    /// What [`crate::ends::End::serve`] starts.
+    /// The process that [`crate::ends::End::serve`] starts.
     #[test]
     #[ignore = "started by the tests"]
     fn serve() {

@@ -1,6 +1,6 @@
-//! What connects the two ends of a link that has a gap ([`crate::support::run_with_gap`]): whole
-//! frames pass, but those of circuit 0.5, signalling, may be lost or late. Who listens hears
-//! them, too.
+//! Connects the two ends of a link with a gap ([`crate::support::run_with_gap`]). Whole
+//! frames pass, but those of circuit 0.5, signalling, may be lost or late. Listeners hear
+//! those, too.
 
 use std::collections::VecDeque;
 use std::os::fd::{AsFd, OwnedFd};
@@ -28,12 +28,12 @@ const ALL: u16 = 3;
 const ETHERNET_LEN: usize = 14;
 const MPLS: [u8; 2] = [0x88, 0x47];
 
-/// What becomes of signalling.
+/// The treatment of signalling.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Way {
-    /// How much of it is lost, of 1,000.
+    /// PDUs lost, per 1,000.
     pub lost: u32,
-    /// How late it is, at least and at most; nothing is overtaken.
+    /// Smallest and largest delay; the order is kept.
     pub late: [Duration; 2],
 }
 
@@ -52,7 +52,7 @@ pub struct Relay {
 }
 
 impl Relay {
-    /// Everything passes at once.
+    /// Starts a relay that passes everything at once.
     pub fn start() -> Self {
         let shared = Arc::<Shared>::default();
         let of_thread = shared.clone();
@@ -69,17 +69,18 @@ impl Relay {
         }
     }
 
-    /// What becomes of signalling from now on.
+    /// Sets the treatment of signalling from now on.
     pub fn set(&self, way: Way) {
         *self.shared.way.lock().unwrap() = way;
     }
 
-    /// How many PDUs of it were lost.
+    /// Returns how many PDUs of it were lost.
     pub fn lost(&self) -> u64 {
         *self.shared.lost.lock().unwrap()
     }
 
-    /// The PDUs of circuit 0.5 since the last time, lost ones included, and which end sent each.
+    /// Returns the PDUs of circuit 0.5 since the last call, including lost ones, and
+    /// which end sent each.
     pub fn heard(&self) -> Vec<(End, Vec<u8>)> {
         std::mem::take(&mut self.shared.heard.lock().unwrap())
     }
@@ -92,7 +93,7 @@ impl Drop for Relay {
     }
 }
 
-/// The call message that is in a PDU of SSCOP, if one is.
+/// Returns the call message in an SSCOP PDU, if there is one.
 pub fn message_of(pdu: &[u8]) -> Option<MessageType> {
     match sscop::Pdu::parse(pdu).ok()? {
         sscop::Pdu::Data { data, .. } => MessageType::from_number(Message::new(data).ok()?.kind()),
@@ -100,7 +101,7 @@ pub fn message_of(pdu: &[u8]) -> Option<MessageType> {
     }
 }
 
-/// The PDU of circuit 0.5 that is in a frame, if one is.
+/// Returns the PDU of circuit 0.5 in a frame, if there is one.
 fn signalling_of(frame: &[u8]) -> Option<Vec<u8>> {
     let (header, packet) = frame.split_at_checked(ETHERNET_LEN)?;
     let packet = header
@@ -135,7 +136,7 @@ fn pass(sockets: &[OwnedFd; 2], shared: &Shared) {
                     lost,
                     late: [least, most],
                 } = *shared.way.lock().unwrap();
-                // xorshift64: the same luck each time.
+                // xorshift64: the same random numbers each time.
                 random ^= random << 13;
                 random ^= random >> 7;
                 random ^= random << 17;

@@ -1,4 +1,4 @@
-//! Processes of the tests' own that serve, with and without privileges.
+//! The tests' own serving processes, with and without privileges.
 
 use std::io::{BufRead, BufReader};
 use std::process::{Child, Command, Stdio};
@@ -10,12 +10,12 @@ use rustix::thread::{set_thread_groups, set_thread_res_gid, set_thread_res_uid};
 pub struct Application(Child);
 
 impl Application {
-    /// One that says that it serves.
+    /// Starts one that reports when it serves.
     pub fn start(variables: &[(&str, String)]) -> Self {
         Self::of(Self::begin(variables))
     }
 
-    /// A process that does not serve yet.
+    /// Starts a process that does not serve yet.
     pub fn begin(variables: &[(&str, String)]) -> Child {
         Command::new(std::env::current_exe().unwrap())
             .args(["--exact", "inside::serve", "--ignored", "--nocapture"])
@@ -25,16 +25,16 @@ impl Application {
             .unwrap()
     }
 
-    /// It, once it serves.
+    /// Wraps it, once it serves.
     pub fn of(mut child: Child) -> Self {
         let mut lines = BufReader::new(child.stdout.take().unwrap()).lines();
         while !lines.next().unwrap().unwrap().contains("serves") {}
-        // Nobody stops on a full pipe.
+        // A full pipe must stop no process.
         std::thread::spawn(move || lines.for_each(drop));
         Application(child)
     }
 
-    /// Has stopped when this returns.
+    /// The process has stopped when this returns.
     pub fn stop(&self) {
         let process = Pid::from_child(&self.0);
         kill_process(process, Signal::STOP).unwrap();
@@ -42,7 +42,7 @@ impl Application {
         assert!(stopped.is_some_and(|(_, status)| status.stopped()));
     }
 
-    /// After [`Application::stop`].
+    /// Resumes it, after [`Application::stop`].
     pub fn proceed(&self) {
         kill_process(Pid::from_child(&self.0), Signal::CONT).unwrap();
     }
@@ -60,7 +60,7 @@ impl Drop for Application {
     }
 }
 
-/// This thread, and those that it starts, are a user's who has no privilege.
+/// Makes this thread, and those that it starts, those of an unprivileged user.
 pub fn drop_privileges(user: u32) {
     set_thread_groups(&[]).unwrap();
     let (uid, gid) = (Uid::from_raw(user), Gid::from_raw(user));

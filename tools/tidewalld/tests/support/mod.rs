@@ -1,4 +1,4 @@
-//! A daemon on a veth in a network namespace of its own, with a bpffs of its own.
+//! A daemon on a veth in its own network namespace, with its own bpffs.
 #![allow(dead_code, reason = "each test uses a part")]
 
 pub mod application;
@@ -31,22 +31,22 @@ pub fn run(name: &str) {
     run_within(name, 60);
 }
 
-/// As [`run`]; a test that takes more seconds has hung.
+/// Acts as [`run`]; a test that takes more seconds has hung.
 pub fn run_within(name: &str, limit: u32) {
     let peer = "ip addr add 10.78.0.1/24 dev tw-peer; ip link set tw-peer up";
     run_with(name, limit, peer);
 }
 
-/// As [`run_within`], with a peer in another namespace, which [`at_peer`] is in.
+/// Acts as [`run_within`], with a peer in another namespace, which [`at_peer`] enters.
 pub fn run_with_peer(name: &str, limit: u32) {
     run_with_way(name, limit, "");
 }
 
-/// As [`run_with_peer`], but nothing connects the two: the other end of this one's interface is
-/// `tw-left`, that of the peer's `tw-right`, both in this namespace.
+/// Acts as [`run_with_peer`], but the two are not connected: the other end of this one's
+/// interface is `tw-left`, that of the peer's `tw-right`, both in this namespace.
 pub fn run_with_gap(name: &str, limit: u32) {
-    // NAPI, or frames that the driver program sends on would not be taken; and no answers for
-    // addresses of this namespace.
+    // NAPI, or frames that the driver program sends on would be rejected; and no answers
+    // for addresses of this namespace.
     let way = "ip link set tw-peer name tw-left
          ip link add tw-right type veth peer name tw-peer
          for I in tw-left tw-right; do ethtool -K $I gro on; ip link set $I arp off up; done";
@@ -117,12 +117,12 @@ pub fn command() -> Command {
     command
 }
 
-/// A daemon that has begun, and how.
+/// Starts a daemon; returns it, and how it began.
 pub fn start() -> (Daemon, String) {
     start_with(&mut command())
 }
 
-/// A daemon that has begun, and what it says until its end.
+/// Starts a daemon; returns it, and its output until its end.
 pub fn start_saying(command: &mut Command) -> (Daemon, JoinHandle<String>) {
     let mut child = command.stderr(Stdio::piped()).spawn().unwrap();
     let mut errors = child.stderr.take().unwrap();
@@ -137,7 +137,7 @@ pub fn start_with(command: &mut Command) -> (Daemon, String) {
     let mut said = String::new();
     let mut reader = BufReader::new(child.stderr.take().unwrap());
     reader.read_line(&mut said).unwrap();
-    // Nobody stops on a full pipe.
+    // A full pipe must stop no process.
     std::thread::spawn(move || io::copy(&mut reader, &mut io::stderr()));
     let daemon = Daemon(child);
     wait_until("it listens", || Connection::connect(&socket()).is_ok());
@@ -152,12 +152,12 @@ pub fn wait_until(what: &str, mut done: impl FnMut() -> bool) {
     }
 }
 
-/// The trusted tables of whatever program is pinned.
+/// Returns the trusted tables of the pinned program.
 pub fn trusted() -> TrustedTables {
     trusted_of(&pins())
 }
 
-/// Those of the program that is pinned there.
+/// Returns those of the program that is pinned there.
 pub fn trusted_of(pins: &Path) -> TrustedTables {
     let [device, queues] =
         ["device", "queues"].map(|map| tidewall_sys::bpf::pinned(&pins.join(map)).unwrap());
@@ -165,7 +165,7 @@ pub fn trusted_of(pins: &Path) -> TrustedTables {
     TrustedTables::adopt(device.as_fd(), queues.as_fd(), maps).unwrap()
 }
 
-/// KiB of a process's memory, by a name of /proc/PID/status.
+/// Returns the KiB of a process's memory, by a name of /proc/PID/status.
 pub fn memory(process: u32, name: &str) -> u64 {
     let status = std::fs::read_to_string(format!("/proc/{process}/status")).unwrap();
     let of = |line: &str| {
@@ -177,13 +177,14 @@ pub fn memory(process: u32, name: &str) -> u64 {
     value.trim_end_matches("kB").trim().parse().unwrap()
 }
 
-/// Time that a process's first thread has been on a processor (proc_pid_schedstat(5)).
+/// Returns the time that a process's first thread has been on a processor
+/// (proc_pid_schedstat(5)).
 pub fn processor_time(process: u32) -> Duration {
     let text = std::fs::read_to_string(format!("/proc/{process}/schedstat")).unwrap();
     Duration::from_nanos(text.split(' ').next().unwrap().parse().unwrap())
 }
 
-/// Applications that the journal has.
+/// Returns the applications in the journal.
 pub fn applications() -> Vec<u16> {
     let map = Map::Array(MapData::from_pin(pins().join("journal")).unwrap());
     let journal: Array<MapData, [u8; ENTRY_BYTES]> = map.try_into().unwrap();
@@ -194,7 +195,8 @@ pub fn applications() -> Vec<u16> {
     (0..APPLICATIONS as u16).filter(is_used).collect()
 }
 
-/// Numbers of the driver program's that have tables: of applications, and ready.
+/// Returns the numbers in the driver program that have tables: of applications, and in
+/// stock.
 pub fn tables() -> Vec<u16> {
     let map = Map::ArrayOfMaps(MapData::from_pin(pins().join("applications")).unwrap());
     let map: ArrayOfMaps<MapData, MapData> = map.try_into().unwrap();
@@ -203,12 +205,13 @@ pub fn tables() -> Vec<u16> {
         .collect()
 }
 
-/// Interfaces: the loopback, the test's own, and those of private pairs.
+/// Returns the number of interfaces: the loopback, the test's own, and those of private
+/// pairs.
 pub fn interfaces() -> usize {
     std::fs::read_dir("/sys/class/net").unwrap().count()
 }
 
-/// Whether an interface has a program.
+/// Returns whether an interface has a program.
 pub fn is_attached(interface: &str) -> bool {
     let output = Command::new("ip")
         .args(["link", "show", "dev", interface])
@@ -216,13 +219,13 @@ pub fn is_attached(interface: &str) -> bool {
     String::from_utf8_lossy(&output.unwrap().stdout).contains("prog/xdp id")
 }
 
-/// ip(8), which must succeed.
+/// Runs ip(8), which must succeed.
 pub fn ip(arguments: &str) {
     let status = Command::new("ip").args(arguments.split(' ')).status();
     assert!(status.unwrap().success(), "ip {arguments}");
 }
 
-/// A daemon that does not begin; what it says.
+/// Starts a daemon that fails to begin; returns its output.
 pub fn refused(command: &mut Command) -> String {
     let output = command.output().unwrap();
     let text = String::from_utf8_lossy(&output.stderr).into_owned();
@@ -230,7 +233,8 @@ pub fn refused(command: &mut Command) -> String {
     text
 }
 
-/// Owned ports, leases aside; on the unspecified address of a family: on all of it.
+/// Returns owned ports, leases aside; one on the unspecified address of a family is owned
+/// on all of them.
 pub fn owned() -> Vec<(Protocol, std::net::IpAddr, u16)> {
     let mut owned: Vec<_> = trusted()
         .owned_ports()
@@ -243,7 +247,8 @@ pub fn owned() -> Vec<(Protocol, std::net::IpAddr, u16)> {
     owned
 }
 
-/// Of an application with ports and no queues, so that there may be several.
+/// Returns the join of an application with ports and no queues, so that there may be
+/// several.
 pub fn join() -> Join {
     Join {
         queues: 0,
@@ -257,17 +262,17 @@ pub fn client() -> Client {
     Client::join(&socket(), &join()).unwrap().0
 }
 
-/// What the daemon counts, as one asks who is no application.
+/// Returns the daemon's counters, as an outsider sees them.
 pub fn counters() -> Counters {
     View::connect(&socket()).unwrap().counters().unwrap()
 }
 
-/// In the peer's namespace.
+/// Runs in the peer's namespace.
 pub fn at_peer<T: Send>(body: impl FnOnce() -> T + Send) -> T {
     within(&std::env::var("TW_PEER").unwrap(), body)
 }
 
-/// In a process's network namespace.
+/// Runs in a process's network namespace.
 pub fn within<T: Send>(process: &str, body: impl FnOnce() -> T + Send) -> T {
     std::thread::scope(|scope| {
         let thread = scope.spawn(|| {

@@ -1,4 +1,4 @@
-//! Users that do anything, over links that lose.
+//! Users that do anything, over lossy links.
 
 use proptest::prelude::*;
 
@@ -11,7 +11,7 @@ enum Step {
         by: usize,
         to: usize,
     },
-    /// Answers or refuses the oldest call that waits.
+    /// Answers or rejects the oldest waiting call.
     Answer {
         by: usize,
         takes: bool,
@@ -23,7 +23,7 @@ enum Step {
     Restart {
         by: usize,
     },
-    /// The user's end begins anew, and knows of nothing.
+    /// The user's end restarts, with no state.
     Begin {
         by: usize,
     },
@@ -44,7 +44,7 @@ fn step() -> impl Strategy<Value = Step> {
     ]
 }
 
-/// What a user knows: circuits of its calls, and those that wait for its answer.
+/// A user's state: circuits of its calls, and calls that wait for its answer.
 #[derive(Default)]
 struct Known {
     circuits: BTreeMap<CallId, Circuit>,
@@ -72,8 +72,8 @@ impl Known {
     }
 }
 
-/// Users do what they like and PDUs are lost: no circuit is named that a user has for
-/// another call, whatever is written is consistent, and in the end nothing is left.
+/// Users act at random and PDUs are lost. No circuit is named that a user has for another
+/// call, the table is always consistent, and in the end nothing is left.
 fn anything_happens(steps: &[Step], mut seed: u64) {
     let mut bed = Bed::new(USERS, |side| Signalling::new(Config::new(side)));
     let mut known: Vec<Known> = (0..3).map(|_| Known::default()).collect();
@@ -143,7 +143,7 @@ fn anything_happens(steps: &[Step], mut seed: u64) {
             }
         }
     }
-    // Everybody hangs up.
+    // All users hang up.
     for user in &mut bed.users {
         let _ = user.restart(bed.now, Restart::Link, None);
     }

@@ -18,13 +18,14 @@ fn number(host: usize) -> Nsap {
     Nsap([host as u8 + 1; 20])
 }
 
-/// Host 0 is the server, the others are its clients; calls between them are set up at once.
+/// Host 0 is the server, the others are its clients; calls between them are set up at
+/// once.
 struct Net {
     hosts: Vec<Subnetwork>,
     /// The other end of a circuit's end.
     ends: BTreeMap<(usize, Circuit), (usize, Circuit)>,
     next: u16,
-    /// Hosts that take no calls.
+    /// Hosts that accept no calls.
     away: BTreeSet<usize>,
     now: Time,
 }
@@ -73,7 +74,7 @@ impl Net {
         self.hosts[from].connected(self.now, number(to), near);
     }
 
-    /// Both ends of a circuit are released.
+    /// Releases both ends of a circuit.
     fn release(&mut self, host: usize, circuit: Circuit) {
         let Some((other, far)) = self.ends.remove(&(host, circuit)) else {
             return;
@@ -83,7 +84,7 @@ impl Net {
         assert!(self.hosts[other].ended(self.now, far));
     }
 
-    /// Time passes, and everything that follows from it happens.
+    /// Advances time and everything that follows from it.
     fn pass(&mut self, time: Duration) {
         self.now += time;
         for host in &mut self.hosts {
@@ -112,7 +113,7 @@ impl Net {
         }
     }
 
-    /// A packet is to go; where it comes out.
+    /// Sends a packet; returns where it arrives.
     fn packet(&mut self, from: usize, to: usize) -> Option<usize> {
         let now = self.now;
         if self.hosts[from].way(now, address(to)) == Way::Soon {
@@ -134,19 +135,20 @@ fn clients_register_ask_and_call() {
     let mut net = Net::new(3);
     assert_eq!(net.circuits(), 2, "each client's to the server");
     assert_eq!(net.packet(1, 2), Some(2));
-    // The called one knows the caller by the same circuit.
+    // The called host knows the caller by the same circuit.
     assert_eq!(net.packet(2, 1), Some(1));
     assert_eq!(net.circuits(), 3);
     for (from, to) in [(1, 0), (0, 1), (2, 0), (0, 2)] {
         assert_eq!(net.packet(from, to), Some(to));
     }
-    // Who is not there is asked for, and the answer is no; then for ten seconds nobody asks.
+    // A missing host is asked for, and the answer is no; then it is not asked for during
+    // ten seconds.
     assert_eq!(net.packet(1, 7), None);
     assert_eq!(net.hosts[1].way(net.now, address(7)), Way::None);
-    // Beyond the subnetwork nobody is asked for.
+    // Hosts beyond the subnetwork are not asked for.
     let beyond = Ipv4Addr::new(10, 8, 0, 1);
     assert_eq!(net.hosts[1].way(net.now, beyond), Way::None);
-    // What carries nothing is released, but for the circuits to the server.
+    // Circuits without packets are released, except those to the server.
     net.pass(IDLE);
     net.pass(Duration::ZERO);
     assert_eq!(net.circuits(), 2);
@@ -166,7 +168,7 @@ fn what_fails_is_tried_again_later() {
     );
     net.pass(FAILED);
     assert_eq!(net.packet(1, 2), Some(2));
-    // The server is lost, and comes back: the client calls and registers again.
+    // The server is lost, and returns: the client calls and registers again.
     let to_server = |net: &Net| {
         let mut ends = net.ends.iter();
         ends.find(|(near, far)| near.0 == 1 && far.0 == 0)
@@ -210,7 +212,7 @@ fn say(net: &mut Net, host: usize, circuit: Circuit, operation: Operation, sourc
     net.pass(Duration::ZERO);
 }
 
-/// Host 3 calls, and says that it is another, with its own number and with that one's.
+/// Host 3 calls, and claims to be another, with its own number and with that one's.
 #[test]
 fn who_calls_is_not_believed_to_be_another() {
     for claimed in [number(3), number(2)] {
@@ -237,7 +239,7 @@ fn who_calls_is_not_believed_to_be_another() {
     }
 }
 
-/// A scan of the subnetwork asks for no more than some at a time.
+/// A scan of the subnetwork asks only for a bounded number at a time.
 #[test]
 fn who_is_asked_for_is_bounded() {
     let mut host = Subnetwork::new(Config {
@@ -275,7 +277,7 @@ fn step() -> impl Strategy<Value = Step> {
 }
 
 proptest! {
-    /// A packet goes to whom it is for or to nobody, whatever has happened; and once all are
+    /// A packet reaches its destination or no host, whatever has happened; once all are
     /// back, each reaches each.
     #[test]
     fn packets_come_where_they_are_to(steps in prop::collection::vec(step(), 0..60)) {

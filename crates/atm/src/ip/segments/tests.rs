@@ -10,7 +10,7 @@ use super::*;
 
 const LLC: [u8; HEADER_LEN] = [0xaa, 0xaa, 3, 0, 0, 0, 8, 0];
 
-/// A packet of TCP that a kernel would send.
+/// A TCP packet that a kernel would send.
 fn packet(sequence: u32, flags: Flags, payload: &[u8], checksum: Checksum) -> Vec<u8> {
     let [source, destination] = [1, 2].map(|host| Ipv4Addr::new(10, 9, 0, host));
     let tcp = tcp::Header {
@@ -60,7 +60,7 @@ fn long(payload: u16) -> Header {
     }
 }
 
-/// The packets that a kernel's packet goes in.
+/// The packets into which a kernel's packet is split.
 fn packets(header: &Header, packet: &[u8]) -> Result<Vec<Vec<u8>>, Malformed> {
     let mut payload = [&LLC, packet].concat();
     let mut packets = Vec::new();
@@ -71,7 +71,7 @@ fn packets(header: &Header, packet: &[u8]) -> Result<Vec<Vec<u8>>, Malformed> {
     Ok(packets)
 }
 
-/// What a kernel is given of packets, and of how many each is.
+/// The segments that a kernel receives for packets, and the number of packets in each.
 fn joined(packets: &[Vec<u8>]) -> Vec<(Header, Vec<u8>, u32)> {
     let mut given = Vec::new();
     let mut write = |header: &Header, packet: &[u8], of| given.push((*header, packet.to_vec(), of));
@@ -84,7 +84,8 @@ fn joined(packets: &[Vec<u8>]) -> Vec<(Header, Vec<u8>, u32)> {
 }
 
 proptest! {
-    /// Cut, every packet is whole and no longer than asked; joined again, it is what it was.
+    /// After the split, every packet is complete and no longer than asked; joined again,
+    /// it equals the original.
     #[test]
     fn what_is_cut_and_joined_is_what_it_was(
         sequence: u32,
@@ -124,7 +125,7 @@ proptest! {
         }
     }
 
-    /// Whatever comes, all of it goes on, in order, and nothing panics.
+    /// Any input passes through completely, in order, and without a panic.
     #[test]
     fn what_is_no_packet_goes_on_as_it_came(
         packets in prop::collection::vec(prop::collection::vec(any::<u8>(), 0..80), 0..8),
@@ -138,7 +139,8 @@ proptest! {
         }
     }
 
-    /// A kernel's packet with any header and any byte changed is refused or goes in packets.
+    /// A kernel's packet with any header and any byte changed is refused or split into
+    /// packets.
     #[test]
     fn headers_that_lie_are_refused(
         header: [u8; 10],
@@ -193,7 +195,8 @@ fn what_does_not_follow_is_not_joined() {
         counts(&[first.clone(), of(100, &[]), second.clone()]),
         [1, 1, 1]
     );
-    // Of another connection, with another acknowledgment, window, time: each byte counts.
+    // From another connection, or with another acknowledgment, window or time: each byte
+    // counts.
     for at in [1, 8, 15, 20, 23, 31, 35, 45] {
         let mut other = second.clone();
         other[at] ^= 1;

@@ -15,11 +15,11 @@ use tidewall_sys::{
 use crate::forked::Unshared;
 use crate::queue::POLL_MAX;
 
-/// UDP ports of helper sockets: what a firewall's input rules must let in. Enough
-/// for four stacks of eight queues in one network namespace.
+/// UDP ports of helper sockets, which a firewall's input rules must accept. Enough for
+/// four stacks of eight queues in one network namespace.
 pub const HELPER_PORTS: RangeInclusive<u16> = 61_000..=61_063;
 
-/// A probe that was a segment has no UDP checksum, which IPv6 wants.
+/// A probe that was a segment has no UDP checksum, which IPv6 requires.
 const UDP_NO_CHECK6_RX: i32 = 102;
 
 /// Microseconds; any nonzero value makes a nonblocking `recv` poll once.
@@ -33,8 +33,8 @@ fn instruction(code: u32, jf: u8, k: u32) -> libc::sock_filter {
     }
 }
 
-/// Sockets by which a receiver has a device polled: one that prefers busy polling and one
-/// that does not.
+/// Opens the sockets through which a receiver polls a device: one that prefers busy
+/// polling and one that does not.
 ///
 /// # Errors
 /// EPERM: preferring busy polling needs CAP_NET_ADMIN.
@@ -42,8 +42,7 @@ pub fn helpers() -> io::Result<[UdpSocket; 2]> {
     Ok([helper(true)?, helper(false)?])
 }
 
-/// As many sockets that have nothing polled, where the device is not the receiver's to
-/// poll.
+/// Opens as many sockets that poll nothing, where the receiver may not poll the device.
 pub(in super::super) fn no_helpers() -> io::Result<[UdpSocket; 2]> {
     let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
     let socket = || socket_with(AddressFamily::INET, SocketType::DGRAM, flags, None);
@@ -71,14 +70,14 @@ fn helper(prefer: bool) -> io::Result<UdpSocket> {
     Ok(socket)
 }
 
-/// Frames of each of the two polls that the kernel makes of one, at first.
+/// Initial number of frames of each of the two polls that the kernel makes of one.
 pub(super) const HALF_MAX: u32 = POLL_MAX / 2;
 
-/// A kernel UDP socket that has the NAPI id of one queue, or is to have it.
+/// A kernel UDP socket that has, or is to get, the NAPI id of one queue.
 pub(super) struct Helper {
     pub(super) socket: UdpSocket,
     pub(super) port: u16,
-    /// Zero until the probe has come.
+    /// Zero until the probe has arrived.
     pub(super) id: u32,
     pub(super) prefer: bool,
 }
@@ -100,19 +99,19 @@ impl Helper {
         change_prefer(self.socket.as_fd(), &mut self.prefer, prefer)
     }
 
-    /// True where what [`Helper::prefer`] takes back can be set again: that needs
-    /// CAP_NET_ADMIN, which a process with sockets of another's may lack.
+    /// True where the preference that [`Helper::prefer`] clears can be set again. That
+    /// needs CAP_NET_ADMIN, which a process using another's sockets may lack.
     pub(super) fn may_prefer(&self) -> bool {
         set_prefer(self.socket.as_fd(), true).is_ok()
     }
 
-    /// Drops whatever comes, so that each `recv` polls.
+    /// Drops every frame, so that each `recv` polls.
     pub(super) fn take_nothing(&self) -> io::Result<()> {
         let nothing = [instruction(libc::BPF_RET | libc::BPF_K, 0, 0)];
         attach_filter(&self.socket, &nothing)
     }
 
-    /// Drops whatever has come and whatever comes.
+    /// Drops everything received so far and from now on.
     pub(super) fn drain(&self) -> io::Result<()> {
         self.take_nothing()?;
         let fd = self.socket.as_fd();
@@ -120,7 +119,7 @@ impl Helper {
         Ok(())
     }
 
-    /// Drops whatever has come, and what does not come from port `source`.
+    /// Drops everything received so far, and everything that is not from port `source`.
     pub(super) fn take_from(&self, source: u16) -> io::Result<()> {
         let only = [
             // The UDP header's first field.
@@ -138,7 +137,7 @@ impl Helper {
     }
 }
 
-/// A socket on the first free one of [`HELPER_PORTS`], or on any port.
+/// Binds a socket to the first free one of [`HELPER_PORTS`], or to any port.
 fn bind(address: IpAddr) -> io::Result<UdpSocket> {
     for port in HELPER_PORTS {
         match UdpSocket::bind((address, port)) {
@@ -149,13 +148,13 @@ fn bind(address: IpAddr) -> io::Result<UdpSocket> {
     UdpSocket::bind((address, 0))
 }
 
-/// The AF_XDP socket as one that is polled.
+/// The AF_XDP socket, polled itself.
 pub(super) struct OwnPoll {
     pub(super) socket: Arc<Unshared<OwnedFd>>,
-    /// Zero: it is not polled.
+    /// Zero if it is not polled.
     pub(super) id: u32,
     pub(super) prefer: bool,
-    /// Its id is of a NAPI that is no more; it will have no other.
+    /// Its id belongs to a NAPI that no longer exists; it gets no other.
     pub(super) outdated: bool,
 }
 
@@ -173,7 +172,7 @@ impl OwnPoll {
 
     pub(super) fn end(&mut self) {
         if self.id != 0 {
-            // At worst it is polled by sending.
+            // At worst, sending polls it.
             let _ = self.prefer(false);
             let _ = self.set_time(0);
             self.id = 0;
@@ -206,12 +205,12 @@ pub(super) fn set_budget(fd: BorrowedFd<'_>, frames: i32) -> io::Result<()> {
     set_option(fd, libc::SOL_SOCKET, SO_BUSY_POLL_BUDGET, frames)
 }
 
-/// One datagram, without waiting.
+/// Receives one datagram without blocking.
 pub(super) fn receive(fd: BorrowedFd<'_>, buffer: &mut [u8]) -> io::Result<Received> {
     receive_message(fd, buffer, libc::MSG_DONTWAIT)
 }
 
-/// Zero: it has none.
+/// Returns a socket's NAPI id; zero if it has none.
 pub(super) fn napi_id(fd: BorrowedFd<'_>) -> u32 {
     option(fd, libc::SOL_SOCKET, SO_INCOMING_NAPI_ID).map_or(0, i32::cast_unsigned)
 }

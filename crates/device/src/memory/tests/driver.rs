@@ -143,7 +143,7 @@ fn armed_interrupt_polls_once_and_wakes() {
     let descriptor = b.queues[0].receive.descriptors()[0];
     let arm = |b: &mut LinkPort| b.queues[0].receive.poll(Interrupt::Armed).unwrap();
 
-    // Masked: frames wait in the device, nobody is woken.
+    // Masked: frames wait in the device and wake no thread.
     transmit(&mut a, &datagram(PORT, b"masked"), None);
     assert!(!readable(descriptor));
     poll(&mut b);
@@ -151,7 +151,7 @@ fn armed_interrupt_polls_once_and_wakes() {
 
     arm(&mut b);
     assert!(!readable(descriptor));
-    // A frame for the kernel gets there without waking the owner.
+    // A frame for the kernel reaches it without waking the owner.
     transmit(&mut a, &numbered(1), None);
     assert_eq!(
         (link.take_kernel(Side::B).len(), readable(descriptor)),
@@ -270,7 +270,7 @@ fn offload_finishes_the_checksum_on_the_wire() {
     let sent = datagram(PORT, b"odd");
     let udp = 34;
     let mut partial = sent.clone();
-    // What a sender leaves: the sum of the pseudo-header, not complemented.
+    // A sender leaves the sum of the pseudo-header, not complemented.
     let pseudo = tidewall_wire::checksum::Sum::ZERO
         .bytes(&partial[26..34])
         .word(17)

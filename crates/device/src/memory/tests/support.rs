@@ -1,5 +1,5 @@
-//! What the tests are written in: frames, table entries, and one line for
-//! each thing that an end or a wire does.
+//! Helpers of the tests: frames, table entries, and one line for each action of an end or
+//! a wire.
 
 use std::net::Ipv4Addr;
 use std::time::Duration;
@@ -89,7 +89,7 @@ pub(super) fn numbers(link: &Link, end: &mut LinkPort) -> Vec<u32> {
         .collect()
 }
 
-/// Sends `count` numbered frames from A, one a millisecond, and gives what
+/// Sends `count` numbered frames from A, one per millisecond, and returns those that
 /// arrived until a second after.
 pub(super) fn run(impairments: Impairments, seed: u64, count: u32) -> (Link, Vec<Vec<u8>>) {
     let config = LinkConfig {

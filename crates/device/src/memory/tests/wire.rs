@@ -221,7 +221,7 @@ fn flows_spread_over_queues_and_stay_there() {
         let frame = datagram(port, b"");
         let queue = flow_queue(&frame, 4);
         assert_eq!(queue, flow_queue(&datagram(port, b"other bytes"), 4));
-        // The way back lands on the queue of the same number.
+        // The reverse direction uses the queue of the same number.
         let mut back = frame.clone();
         back[26..30].copy_from_slice(&frame[30..34]);
         back[30..34].copy_from_slice(&frame[26..30]);
@@ -238,7 +238,7 @@ fn flows_spread_over_queues_and_stay_there() {
         assert_eq!(frames.len(), used[index]);
         assert!(frames.iter().all(|frame| frame.queue == index as u32));
     }
-    // Later fragments have no ports: all of a datagram's go by address.
+    // Later fragments have no ports: all fragments of a datagram are steered by address.
     let fragment = |port| {
         let mut frame = datagram(port, b"");
         frame[20] = 0x20;

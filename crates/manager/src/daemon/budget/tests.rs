@@ -1,13 +1,13 @@
-//! A thread with a share of a processor, and applications that are sent frames, on a
+//! A thread with a share of a processor, and applications that receive frames, on a
 //! virtual clock.
 
 use super::*;
 
 const LOOK: Duration = Duration::from_millis(50);
-/// Time of a dropped frame, s; one that passes costs [`PASSED`] times that.
+/// Cost of a dropped frame, s; one that passes costs [`PASSED`] times that.
 const COST: f64 = 300e-9;
 
-/// Frames a second that come for an application of a domain of a weight.
+/// Frames per second that arrive for an application of a domain with a weight.
 #[derive(Clone, Copy)]
 struct Sent {
     domain: u64,
@@ -18,11 +18,11 @@ struct Sent {
 struct Bed {
     budget: Budget,
     sent: Vec<Sent>,
-    /// The thread's part of a processor.
+    /// The thread's share of a processor.
     share: f64,
     rates: Vec<Option<f64>>,
     charged: Vec<Duration>,
-    /// Frames that passed and that the ring lost, of the last look, a second.
+    /// Frames per second of the last look that passed, and that the ring lost.
     passed: Vec<f64>,
     lost: Vec<f64>,
 }
@@ -48,8 +48,8 @@ impl Bed {
         }
     }
 
-    /// The thread polls what comes, in order, until its share is used up; the ring loses
-    /// the same part of each one's frames.
+    /// Makes the thread poll arriving frames, in order, until its share is used up. The
+    /// ring loses the same part of each application's frames.
     fn looks(&mut self, count: u32) {
         for _ in 0..count {
             let wanted = |sent: &Sent, rate: &Option<f64>| {
@@ -100,7 +100,7 @@ impl Bed {
 
 #[test]
 fn a_flood_is_bounded_until_the_ring_loses_nothing() {
-    // All of it would take 1.8 times what the thread gets.
+    // All of it would take 1.8 times the thread's share.
     let mut bed = Bed::new(0.25, &[(1, 1, 500_000.0), (2, 1, 5_000.0)]);
     bed.looks(1);
     assert!(bed.lost[1] > 1_000.0);
@@ -112,7 +112,7 @@ fn a_flood_is_bounded_until_the_ring_loses_nothing() {
         lost += bed.lost[1] / 40.0;
     }
     assert!(lost < 500.0, "{lost}");
-    // 0.25 s/s less the drops leaves 0.1 for frames that pass.
+    // 0.25 s/s minus the drops leaves 0.1 for frames that pass.
     assert!(
         (80_000.0..190_000.0).contains(&bed.passed[0]),
         "{:?}",
@@ -192,8 +192,8 @@ fn nothing_is_bound_while_the_thread_sleeps() {
     assert_eq!(bed.rates, [None, None]);
 }
 
-/// The scheduler's division of a processor: the part of each of these tasks, which wants so
-/// much of it.
+/// The scheduler's division of a processor: the share of each of these tasks, given its
+/// demand.
 fn divided(wanted: &[f64]) -> Vec<f64> {
     let mut got = vec![0.0; wanted.len()];
     for _ in 0..64 {
@@ -208,11 +208,11 @@ fn divided(wanted: &[f64]) -> Vec<f64> {
     got
 }
 
-/// Three domains on the thread's processor: one is sent much, the others have closed loops
-/// that take all that they can get. Another program computes beside them, if `beside`. What
-/// a loop gets, and what the first uses.
+/// Three domains on the thread's processor: one receives a flood, the others have closed
+/// loops that take all that they can get. Another program computes beside them, if
+/// `beside`. Returns each loop's share, and the first domain's use.
 fn loops_beside_flood(rate: f64, beside: bool, bounded: bool) -> [f64; 2] {
-    /// Time of the process for a frame, and for a round trip.
+    /// Time of the process per frame, and per round trip.
     const OWN: [f64; 2] = [600e-9, 8e-6];
     let mut budget = Budget::default();
     let (mut bound, mut trips) = (None, 10_000.0);

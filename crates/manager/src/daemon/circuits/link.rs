@@ -1,5 +1,5 @@
-//! The signalling link on the wire: frames of circuit 0.5, which the driver program leaves to
-//! the kernel as those of any label that no application has.
+//! The signalling link on the wire: frames of circuit 0.5, which the driver program
+//! leaves to the kernel like those of any unowned label.
 
 use std::io;
 use std::net::IpAddr;
@@ -15,13 +15,13 @@ use tidewall_wire::atm::pseudowire::{FrameHeader, HEADER_LEN, Label, Packet};
 
 /// ETH_P_MPLS_UC.
 const MPLS: u16 = 0x8847;
-/// Frames taken at once, so that everybody has his turn.
+/// Frames taken at once, so that every client gets its turn.
 const FRAMES: usize = 64;
-/// How often the next hop's link address is looked for.
+/// How often to look up the next hop's link address.
 const LOOK_EVERY: Duration = Duration::from_millis(20);
-/// How long one that was found is used before it is looked for again.
+/// How long a link address is used before it is looked up again.
 const KNOWN_FOR: Duration = Duration::from_secs(1);
-/// Of a neighbour whose link address can be used: NUD_REACHABLE, STALE, DELAY, PROBE,
+/// States of a neighbour with a usable link address: NUD_REACHABLE, STALE, DELAY, PROBE,
 /// NOARP and PERMANENT.
 const USABLE: u16 = 0x02 | 0x04 | 0x08 | 0x10 | 0x40 | 0x80;
 
@@ -37,20 +37,20 @@ pub struct SignallingLink {
     interface: u32,
     next_hop: IpAddr,
     netlink: Rtnetlink,
-    /// The next hop's link address, and when it was looked for.
+    /// The next hop's link address, and the time of its lookup.
     neighbour: Option<[u8; 6]>,
     looked: Option<Duration>,
 }
 
 impl SignallingLink {
-    /// Opens it.
+    /// Opens the socket.
     ///
     /// # Errors
     /// EPERM without CAP_NET_RAW; what the kernel reports.
     pub fn open(interface: u32, next_hop: IpAddr) -> io::Result<Self> {
         let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
         let socket = socket_with(AddressFamily::PACKET, SocketType::DGRAM, flags, None)?;
-        // What applications send passes there, too.
+        // Frames that applications send also pass there.
         ignore_outgoing(&socket)?;
         bind_packet(&socket, interface, MPLS)?;
         Ok(SignallingLink {
@@ -63,8 +63,8 @@ impl SignallingLink {
         })
     }
 
-    /// Gives PDUs that have come to `each`. What is of other labels, or no whole PDU, is
-    /// passed over.
+    /// Passes received PDUs to `each`. Skips other labels, and anything that is not a
+    /// whole PDU.
     pub fn receive(&self, mut each: impl FnMut(&[u8])) {
         let mut buffer = [0; 9216];
         for _ in 0..FRAMES {
@@ -87,8 +87,8 @@ impl SignallingLink {
         }
     }
 
-    /// Sends a PDU. False while the next hop's link address is looked for; one that the
-    /// device does not take is as good as lost on the way.
+    /// Sends a PDU. False while the next hop's link address is being resolved. One that
+    /// the device does not accept counts as lost on the way.
     pub fn send(&mut self, pdu: &[u8], now: Duration) -> bool {
         let Some(neighbour) = self.neighbour(now) else {
             return false;
@@ -102,7 +102,7 @@ impl SignallingLink {
         true
     }
 
-    /// When what could not be sent is tried again.
+    /// Time at which to retry what could not be sent.
     pub fn look_at(&self) -> Option<Duration> {
         self.looked.map(|at| at + LOOK_EVERY)
     }
@@ -121,7 +121,7 @@ impl SignallingLink {
             Some(it) => self.neighbour = Some(it.address),
             None => {
                 self.neighbour = None;
-                // It is asked for on the link.
+                // This triggers resolution on the link.
                 let _ = self.netlink.use_neighbour(self.interface, self.next_hop);
             }
         }
@@ -130,7 +130,7 @@ impl SignallingLink {
 }
 
 impl AsFd for SignallingLink {
-    /// Readable when frames have come.
+    /// Becomes readable when frames have arrived.
     fn as_fd(&self) -> BorrowedFd<'_> {
         self.socket.as_fd()
     }

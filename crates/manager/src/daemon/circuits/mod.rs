@@ -1,8 +1,9 @@
-//! Circuits of applications: whose each label is, and the calls that give them out.
+//! Circuits of applications: the owner of each label, and the calls that assign labels.
 //!
-//! Without I/O, as [`super::Manager`], whose part it is: requests, PDUs of the signalling link
-//! and a time go in; answers, notices and PDUs come out. Two engines more are the two ends of
-//! calls between applications of this manager, whose PDUs do not leave it.
+//! A part of [`super::Manager`], without I/O, as that is. Requests, PDUs of the
+//! signalling link and a time go in; answers, notices and PDUs come out. Two more engines
+//! are the two ends of calls between applications of this manager, whose PDUs do not
+//! leave it.
 
 mod link;
 mod requests;
@@ -28,7 +29,8 @@ use crate::protocol::{
 pub use link::SignallingLink;
 pub use tidewall_atm::signalling::Side;
 
-/// SETUPs of the neighbour in a second: some times as many as calls that are answered.
+/// SETUPs that the neighbour may send per second: some times as many as calls that are
+/// answered.
 const SETUPS: u32 = 20_000;
 
 /// An interface of ATM.
@@ -36,7 +38,7 @@ const SETUPS: u32 = 20_000;
 pub struct AtmConfig {
     /// The neighbour that circuits lead to.
     pub next_hop: IpAddr,
-    /// The system's number. The last byte, the selector, is each listener's own.
+    /// The system's number. Each listener has its own last byte, the selector.
     pub number: Nsap,
     /// Which end of the link this is.
     pub side: Side,
@@ -44,7 +46,7 @@ pub struct AtmConfig {
     pub permanent: Vec<Permanent>,
 }
 
-/// Permanent circuits, and who may open them.
+/// Permanent circuits, and their permitted user.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Permanent {
     /// Their path.
@@ -55,25 +57,25 @@ pub struct Permanent {
     pub user: Option<u32>,
 }
 
-/// Something that an application is told without having asked.
+/// An unsolicited notice to an application.
 #[derive(Debug)]
 pub struct CallNotice {
-    /// Who is told.
+    /// The application that is notified.
     pub application: u16,
-    /// What.
+    /// The notice.
     pub answer: Answer,
-    /// What goes beside it.
+    /// The descriptor that goes beside it.
     pub beside: Option<ForeignFd>,
 }
 
-/// Which calls an application's call is among.
+/// The group of calls that an application's call belongs to.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 enum Way {
-    /// Of the link.
+    /// A call over the link.
     Link,
-    /// Local, and it calls.
+    /// Local, on the calling side.
     Caller,
-    /// Local, and it was called.
+    /// Local, on the called side.
     Called,
 }
 
@@ -82,14 +84,14 @@ enum Way {
 struct Line {
     way: Way,
     id: CallId,
-    /// Whose label it has; `None` for a local one.
+    /// The circuit whose label it has; `None` for a local one.
     circuit: Option<Circuit>,
 }
 
-/// What an application has that is attached.
+/// State of an attached application.
 #[derive(Debug, Default)]
 struct Attached {
-    /// By the numbers that it has given them.
+    /// Calls by the application's own numbers.
     calls: HashMap<u32, Line>,
     listeners: BTreeSet<u32>,
     permanent: BTreeSet<Circuit>,
@@ -98,7 +100,7 @@ struct Attached {
 /// The circuits of a device.
 #[derive(Debug, Default)]
 pub(super) struct Circuits {
-    /// The label of each is this application's in the trusted table.
+    /// The application that owns each label in the trusted table.
     owners: BTreeMap<Circuit, u16>,
     control: Option<Box<Control>>,
 }
@@ -111,18 +113,18 @@ struct Control {
     called: Calls,
     applications: BTreeMap<u16, Attached>,
     lines: HashMap<(Way, CallId), (u16, u32)>,
-    /// The caller's end of the circuit of a local call, until it learns that it is answered,
-    /// which is in the same step.
+    /// The caller's end of the circuit of a local call, until the caller learns that it
+    /// is answered, in the same step.
     ends: HashMap<u32, ForeignFd>,
     notices: VecDeque<CallNotice>,
-    /// Applications of an earlier run that may still present calls, and until when the link
-    /// waits for them.
+    /// Applications of an earlier run that may still present calls, and the time until
+    /// which the link waits for them.
     awaited: BTreeSet<u16>,
     begins_at: Option<Duration>,
 }
 
 impl Circuits {
-    /// With labels that an earlier run gave to applications.
+    /// Starts with the labels that an earlier run assigned to applications.
     pub(super) fn new(owners: impl Iterator<Item = (Circuit, u16)>) -> Self {
         Circuits {
             owners: owners.collect(),
@@ -130,8 +132,8 @@ impl Circuits {
         }
     }
 
-    /// Has applications call and be called. `seed`: another at each start. `awaited`:
-    /// applications of an earlier run, whose calls may go on.
+    /// Enables calls by and to applications. `seed`: another at each start. `awaited`:
+    /// applications of an earlier run, whose calls may continue.
     pub(super) fn control(
         &mut self,
         config: AtmConfig,
@@ -145,7 +147,7 @@ impl Circuits {
         of_link.link.first_sequence = (seed % 255) as u8;
         let [mut of_caller, of_called] = [Side::User, Side::Network].map(Config::new);
         of_caller.first_reference = seed >> 8;
-        // Which the first BGN must not have.
+        // The first BGN must not have it.
         of_caller.link.first_sequence = 1;
         let number = config.number;
         self.control = Some(Box::new(Control {
@@ -162,19 +164,19 @@ impl Circuits {
         }));
     }
 
-    /// Circuits that have labels of applications.
+    /// Number of circuits whose labels applications own.
     pub(super) fn owned(&self) -> usize {
         self.owners.len()
     }
 
-    /// Calls that there are, those that are being released included.
+    /// Number of calls, including those being released.
     pub(super) fn calls(&self) -> usize {
         self.control.as_ref().map_or(0, |control| {
             control.link.views().count() + control.caller.views().count()
         })
     }
 
-    /// Applications that are attached, and how many calls each has.
+    /// Attached applications, each with its number of calls.
     pub(super) fn calls_by_application(&self) -> impl Iterator<Item = (u16, usize)> {
         let applications = self
             .control
@@ -215,7 +217,7 @@ impl Circuits {
         }
     }
 
-    /// An application is no more: its calls are released, and its labels are nobody's.
+    /// Clears an application that has ended: releases its calls and disowns its labels.
     pub(super) fn clear<D: Device>(&mut self, application: u16, now: Duration, device: &mut D) {
         if let Some(control) = &mut self.control {
             control.forget(application, now);
@@ -228,7 +230,7 @@ impl Circuits {
         }
     }
 
-    /// When [`Circuits::step`] has something to do by the time alone.
+    /// Time at which [`Circuits::step`] is due without other input.
     pub(super) fn deadline(&self) -> Option<Duration> {
         let control = self.control.as_ref()?;
         if let Some(at) = control.begins_at {
@@ -238,7 +240,7 @@ impl Circuits {
         all.into_iter().filter_map(Calls::poll_timeout).min()
     }
 
-    /// A PDU of the signalling link has come.
+    /// Processes a PDU received on the signalling link.
     pub(super) fn pdu_received(&mut self, pdu: &[u8], now: Duration) {
         if let Some(control) = self.control.as_mut().filter(|it| it.begins_at.is_none()) {
             control.link.signalling().pdu_received(now, pdu);
@@ -256,12 +258,13 @@ impl Circuits {
         control.link.signalling().poll_transmit(now)
     }
 
-    /// What an application is to be told next.
+    /// The next notice to an application.
     pub(super) fn poll_notice(&mut self) -> Option<CallNotice> {
         self.control.as_mut()?.notices.pop_front()
     }
 
-    /// Does what follows from requests, PDUs and the time: labels first, then notices.
+    /// Carries out the consequences of requests, PDUs and the time: labels first, then
+    /// notices.
     pub(super) fn step<D: Device>(&mut self, now: Duration, device: &mut D) {
         let Some(mut control) = self.control.take() else {
             return;
@@ -283,7 +286,7 @@ impl Circuits {
         self.control = Some(control);
     }
 
-    /// Labels of circuits that living applications have not presented.
+    /// Disowns labels of circuits that living applications have not presented.
     fn disown_unclaimed<D: Device>(&mut self, control: &Control, device: &mut D) {
         let lines = control
             .applications
@@ -366,7 +369,7 @@ impl Circuits {
                 control.set_circuit(application, call, circuit);
                 control.tell_circuit(application, call, circuit);
             }
-            // Who accepts a local call has made its circuit.
+            // The process that accepts a local call has created its circuit.
             Notice::Connected(..) if way == Way::Called => {}
             Notice::Connected(id, longest) => {
                 let beside = match way {
@@ -433,7 +436,7 @@ impl Control {
         attached.calls.insert(call, line);
     }
 
-    /// An application has a call no more.
+    /// Removes an application's call.
     fn end(&mut self, application: u16, call: u32, cause: u8, tell: bool) -> Option<Line> {
         let attached = self.applications.get_mut(&application)?;
         let line = attached.calls.remove(&call)?;
@@ -498,13 +501,14 @@ impl Control {
             if line.way != Way::Link {
                 self.ends.remove(&line.id.value);
             }
-            // Its process is gone, in whatever way.
+            // Its process is gone, for whatever reason.
             self.of(line.way)
                 .release(now, line.id, Cause::DESTINATION_OUT_OF_ORDER);
         }
     }
 
-    /// Nobody presents calls any more: the other end learns what goes on, and is asked.
+    /// Ends the time for presenting calls: the other end learns which calls continue, and
+    /// is asked.
     fn begin(&mut self, now: Duration) {
         self.begins_at = None;
         self.awaited.clear();
@@ -526,7 +530,7 @@ impl Control {
         }
     }
 
-    /// What the ends of local calls say to each other. True where they did.
+    /// Exchanges PDUs between the ends of local calls. True if there were any.
     fn exchange(&mut self, now: Duration) -> bool {
         if self.begins_at.is_some() {
             return false;

@@ -1,4 +1,4 @@
-//! What applications ask for.
+//! Requests of applications.
 
 use std::time::Duration;
 
@@ -24,7 +24,8 @@ type Answered = Result<Answer, Refusal>;
 const DONE: Answered = Ok(Answer::Done(Empty {}));
 
 impl Circuits {
-    /// An application may have circuits from now on, and is told what becomes of its calls.
+    /// Permits an application to use circuits from now on; it is notified about its
+    /// calls.
     pub(in crate::daemon) fn attach(&mut self, application: u16) -> Result<AtmAttached, Refusal> {
         let control = self.controlled()?;
         control.applications.entry(application).or_default();
@@ -66,11 +67,12 @@ impl Circuits {
         }
     }
 
-    /// Acts on what an application says by the connection of its notices. `room`: its domain
-    /// may have one more call.
+    /// Acts on an application's message by its notice connection. `room`: its domain may
+    /// have one more call.
     ///
     /// # Errors
-    /// Why a call is not begun or taken, which the application is told as its end.
+    /// The reason why a call is not placed or accepted, which the application receives as
+    /// the call's end.
     pub(in crate::daemon) fn said<D: Device>(
         &mut self,
         application: u16,
@@ -140,7 +142,7 @@ impl Circuits {
         DONE
     }
 
-    /// Forgets that a permanent circuit is an application's; true where it was.
+    /// Removes an application's permanent circuit; true if it had it.
     fn close(&mut self, application: u16, circuit: Circuit) -> Result<bool, Refusal> {
         let attached = self.controlled()?.applications.get_mut(&application);
         Ok(attached.is_some_and(|of| of.permanent.remove(&circuit)))
@@ -197,7 +199,7 @@ impl Circuits {
         accepted
     }
 
-    /// A call that was taken is the application's, and so is its label.
+    /// Makes an accepted call, and its label, the application's.
     fn take_over<D: Device>(
         &mut self,
         application: u16,
@@ -277,8 +279,8 @@ impl Circuits {
         }
         control.enter(application, of.call, Line { way, id, circuit });
         if !id.ours {
-            // The earlier run may not have said so; if the caller knows better, that it has ended
-            // is said next.
+            // The earlier run may not have reported it. If the caller knows that the call
+            // has ended, that is reported next.
             control.tell_connected(application, of.call, u32::MAX, None);
         }
         DONE
@@ -286,8 +288,8 @@ impl Circuits {
 }
 
 impl Control {
-    /// That an application may have a call of this number. `room`: its domain may have one
-    /// more.
+    /// Checks that an application may have a call of this number. `room`: its domain may
+    /// have one more.
     fn check_new(&self, application: u16, call: u32, room: bool) -> Result<(), Refusal> {
         let attached = self.applications.get(&application);
         match attached.map(|of| (of.calls.len(), of.calls.contains_key(&call))) {
@@ -319,7 +321,7 @@ impl Control {
                 return refused(libc::EADDRINUSE, "another listens there for the same");
             }
         }
-        // Whoever listens on the link does so here.
+        // Every listener on the link also listens here.
         let _ = self.called.listen(id, sap, options, backlog);
         attached.listeners.insert(of.listener);
         DONE

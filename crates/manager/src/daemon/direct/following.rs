@@ -1,5 +1,5 @@
-//! Following what becomes of the interface in the host: its addresses, its own, its name
-//! and its end.
+//! Follows changes of the interface in the host: the host's addresses, its own addresses,
+//! its name and its removal.
 
 use std::io;
 
@@ -23,8 +23,8 @@ impl DirectDevice {
         (mac, attribute("mtu").trim().parse().unwrap_or(0))
     }
 
-    /// Writes the interface's link address and MTU into the driver program's map anew, by
-    /// which what private applications send is judged.
+    /// Rewrites the interface's link address and MTU in the driver program's map, which
+    /// are used to check frames of private applications.
     pub(super) fn refresh_link(&mut self) {
         // An MTU of 0 lets nothing pass.
         let (mac, mtu) = self.link();
@@ -43,23 +43,23 @@ impl DirectDevice {
         };
     }
 
-    /// Writes the addresses of this host into the driver program's map anew.
+    /// Rewrites the addresses of this host in the driver program's map.
     ///
     /// # Errors
-    /// ENOBUFS where they are too many; what the kernel reports.
+    /// ENOBUFS if there are too many; what the kernel reports.
     pub fn refresh_addresses(&mut self) -> io::Result<()> {
         let addresses = self.netlink.addresses_at(self.index)?;
         self.program.trusted().set_locals(&addresses)
     }
 
-    /// Writes again into the driver program's map for which frames the kernel has a use
-    /// although they are not for this host.
+    /// Rewrites in the driver program's map which frames the kernel can use although they
+    /// are not for this host.
     pub(in crate::daemon) fn refresh_uses(&mut self) {
         self.program.trusted().set_kernel_uses(self.uses.read());
     }
 
-    /// Follows what has changed in the host: its addresses, the interface's own, and
-    /// neighbours that are to be kept resolved.
+    /// Follows changes in the host: its addresses, the interface's own, and neighbours
+    /// that must be kept resolved.
     ///
     /// # Errors
     /// As [`DirectDevice::refresh_addresses`].
@@ -77,7 +77,7 @@ impl DirectDevice {
         if changes.iter().any(of_link) {
             self.follow_name();
             self.refresh_link();
-            // One that was down has new threads, which forget their priority.
+            // An interface that was down has new threads, which lose their priority.
             self.polled = false;
             if self.private.as_ref().is_some_and(Private::is_used) {
                 self.switch_at = None;
@@ -90,7 +90,8 @@ impl DirectDevice {
         }
     }
 
-    /// An interface may be renamed, up or down. Socket and pins keep its name before.
+    /// Follows a renaming of the interface, which may happen up or down. Socket and pins
+    /// keep the earlier name.
     fn follow_name(&mut self) {
         if let Ok(name) = interface::name(self.index)
             && name != self.interface
@@ -103,10 +104,10 @@ impl DirectDevice {
         }
     }
 
-    /// That nothing of these changes was the end of the interface.
+    /// Checks that none of these changes removed the interface.
     ///
     /// # Errors
-    /// `NotFound`, with the cure.
+    /// `NotFound`, with the remedy.
     pub fn is_there(&self, changes: &[Change]) -> io::Result<()> {
         if changes.contains(&Change::Moved(self.index)) {
             return Err(removal::moved(&self.interface, &self.own));

@@ -1,5 +1,5 @@
-//! What the kernel says of sockets: those that hold ports, of which copies are kept, and
-//! ports that none holds.
+//! The kernel's information on sockets: holders of ports, of which copies are kept, and
+//! ports without a holder.
 
 use std::collections::HashMap;
 use std::collections::hash_map::Entry;
@@ -29,13 +29,13 @@ const CLOSE: u8 = 7;
 const LISTEN: u8 = 10;
 /// asm-generic/socket.h.
 const SO_BINDTOIFINDEX: i32 = 62;
-/// Changes of holders that are looked at before the next client has its turn.
+/// Changes of holders that are examined before the next client has its turn.
 const CHANGES: usize = 16;
 
-/// Sockets of leased ports that are closed before the next client has its turn.
+/// Sockets of leased ports closed before the next client has its turn.
 const CLOSED_AT_ONCE: usize = 512;
 
-/// The host that sockets are to be of.
+/// The host in which holders must be.
 #[derive(Clone, Copy, Debug)]
 pub struct Holders {
     /// The manager's network namespace.
@@ -45,10 +45,10 @@ pub struct Holders {
 }
 
 impl Holders {
-    /// Of this process's network namespace.
+    /// Creates one for this process's network namespace.
     ///
     /// # Errors
-    /// What the kernel reports.
+    /// Those the kernel reports.
     pub(super) fn here(interface: u32) -> io::Result<Self> {
         let namespace = namespace(&tidewall_sys::interface::any_socket()?)?;
         Ok(Holders {
@@ -57,14 +57,14 @@ impl Holders {
         })
     }
 
-    /// What the kernel says of a socket that a user has passed; `None` for one that is no
-    /// bound TCP or UDP socket. May block as long as the socket's owner likes.
+    /// The kernel's facts about a socket that a user has passed; `None` for one that is
+    /// not a bound TCP or UDP socket. May block for as long as the socket's owner likes.
     pub fn facts(self, socket: BorrowedFd<'_>, user: u32) -> Option<HolderFacts> {
         let facts = facts(socket, self.namespace)?;
         let proof = self
             .proof(socket, &facts, user)
             .unwrap_or_else(|error| Proof::Unknown(error.raw_os_error().unwrap_or(libc::EIO)));
-        // Where it was bound otherwise meanwhile, the proof is of nothing.
+        // If it was bound otherwise meanwhile, the proof is worthless.
         let after = self::facts(socket, self.namespace);
         (after == Some(facts)).then_some(HolderFacts { proof, ..facts })
     }
@@ -103,16 +103,16 @@ impl Holders {
         })
     }
 
-    /// Whether another user than this has a socket at a port.
+    /// Whether a user other than this has a socket at a port.
     ///
     /// # Errors
-    /// What the kernel reports.
+    /// Those the kernel reports.
     pub fn is_anothers(self, key: &PortKey, user: u32) -> io::Result<bool> {
         Ok(self.others(key, &[user], 0)?.is_some())
     }
 
-    /// A socket that gets frames of a port, beside those of these users and the socket with the
-    /// cookie; a connection only where there is no other.
+    /// A socket that receives a port's frames, other than those of these users and the
+    /// socket with the cookie. A connection only if there is no other.
     fn others(self, key: &PortKey, users: &[u32], own: u64) -> io::Result<Option<InetSocket>> {
         let mut sockets = SocketDiag::open()?.at_port(key.protocol as u8, key.port)?;
         sockets.retain(|socket| {
@@ -129,19 +129,19 @@ impl Holders {
     }
 }
 
-/// The sockets that keep ports from others.
+/// The sockets that reserve ports.
 #[derive(Debug)]
 pub(super) struct Kept {
-    /// What came beside the message that is acted on.
+    /// The descriptor beside the message being processed.
     shown: Option<(u64, ForeignFd)>,
     holders: HashMap<u64, ForeignFd>,
-    /// Those of them that hold nothing any more.
+    /// Those of them that no longer hold anything.
     pub(super) released: Vec<ForeignFd>,
-    /// The manager's own, of leased ports.
+    /// The manager's own sockets, of leased ports.
     leased: HashMap<(Protocol, u16), OwnedFd>,
-    /// Those of blocks that were given back.
+    /// Sockets of returned blocks.
     closing: HashMap<(Protocol, u16), OwnedFd>,
-    /// Readable when a listener among the holders listens no more.
+    /// Becomes readable when a listener among the holders stops listening.
     changes: OwnedFd,
 }
 
@@ -168,7 +168,7 @@ impl Kept {
     pub(super) fn keep(&mut self, cookie: u64) -> io::Result<()> {
         let shown = self.shown.take_if(|(shown, _)| *shown == cookie);
         let (_, socket) = shown.ok_or(Errno::BADF)?;
-        // That it hangs up is always reported, and what it receives never.
+        // A hang-up is always reported, received data never.
         let data = epoll::EventData::new_u64(cookie);
         epoll::add(&self.changes, &socket, data, epoll::EventFlags::ET)?;
         self.holders.insert(cookie, socket);
@@ -177,7 +177,7 @@ impl Kept {
 
     pub(super) fn release(&mut self, cookie: u64) {
         if let Some(socket) = self.holders.remove(&cookie) {
-            // Closed while its process has it, it would stay in the set.
+            // If it were closed while its process has it, it would stay in the set.
             let _ = epoll::delete(&self.changes, &socket);
             self.released.push(socket);
         }
@@ -189,8 +189,8 @@ impl Kept {
         Ok(rustix::io::fcntl_dupfd_cloexec(socket, 0)?)
     }
 
-    /// Binds a socket to a port at all addresses, unless there is one; false where another
-    /// socket has it at some.
+    /// Binds a socket to a port at all addresses, unless there is one; false if another
+    /// socket has it at some address.
     pub(super) fn hold_port(&mut self, protocol: Protocol, port: u16) -> io::Result<bool> {
         if let Entry::Vacant(place) = self.leased.entry((protocol, port)) {
             let socket = match self.closing.remove(&(protocol, port)) {
@@ -211,7 +211,7 @@ impl Kept {
             .extend(self.leased.remove(&key).map(|it| (key, it)));
     }
 
-    /// Closes some sockets of blocks that were given back.
+    /// Closes some sockets of returned blocks.
     pub(super) fn close_some(&mut self) {
         let closed = self.closing.extract_if(|_, _| true);
         closed.take(CLOSED_AT_ONCE).for_each(drop);
@@ -222,22 +222,22 @@ impl Kept {
         !self.closing.is_empty()
     }
 
-    /// Readable when [`Kept::take_changed`] has something.
+    /// Becomes readable when [`Kept::take_changed`] has something.
     pub(super) fn changes(&self) -> BorrowedFd<'_> {
         self.changes.as_fd()
     }
 
-    /// Holders that have hung up, of which not all may be had at once.
+    /// Some of the holders that have hung up; not necessarily all at once.
     pub(super) fn take_changed(&self) -> Vec<u64> {
         let mut events = Vec::with_capacity(CHANGES);
         let at_once = Timespec::default();
-        // What is not reported now is by the time that all are looked at.
+        // Changes not reported now are reported after the others were examined.
         let _ = epoll::wait(&self.changes, spare_capacity(&mut events), Some(&at_once));
         events.iter().map(|event| event.data.u64()).collect()
     }
 }
 
-/// True of a TCP socket that has, or had, a peer. One of UDP may be bound to any.
+/// True for a TCP socket that has, or had, a peer. A UDP socket may be bound to any.
 fn is_connection(protocol: Protocol, socket: &InetSocket) -> bool {
     protocol == Protocol::Tcp && ![CLOSE, LISTEN].contains(&socket.state)
 }
@@ -247,7 +247,7 @@ fn is_waiting(socket: &InetSocket) -> bool {
     socket.inode == 0 && [TIME_WAIT, FIN_WAIT2].contains(&socket.state)
 }
 
-/// Whether a socket may have frames to an address, or to one of all where that is
+/// Whether a socket may receive frames to an address, or to any address if it is
 /// unspecified.
 fn overlaps(socket: &InetSocket, address: IpAddr) -> bool {
     let local = socket.local.to_canonical();
@@ -257,8 +257,8 @@ fn overlaps(socket: &InetSocket, address: IpAddr) -> bool {
         && (local == address || local.is_unspecified() || address.is_unspecified())
 }
 
-/// Of a socket, without a proof; `here` is the manager's network namespace. `None` for one
-/// that is no bound TCP or UDP socket.
+/// Facts about a socket, without a proof; `here` is the manager's network namespace.
+/// `None` for one that is not a bound TCP or UDP socket.
 fn facts(socket: BorrowedFd<'_>, here: u64) -> Option<HolderFacts> {
     let number = option(socket, libc::SOL_SOCKET, libc::SO_PROTOCOL).ok()?;
     let protocol = crate::protocol::transport(u8::try_from(number).ok()?)?;
@@ -299,9 +299,9 @@ fn kind_of(protocol: Protocol) -> SocketType {
     }
 }
 
-/// Whether another user's socket could be bound where a holder is, which is tried: that the
-/// holder has no SO_REUSEADDR by now does not say that it was bound without. `shares`: its
-/// SO_REUSEADDR.
+/// Tests, by binding, whether another user's socket could be bound where a holder is.
+/// That the holder has no SO_REUSEADDR now does not prove that it was bound without it.
+/// `shares`: its SO_REUSEADDR.
 fn trial(holder: &HolderFacts, shares: bool, interface: u32) -> io::Result<Proof> {
     let family = match holder.local {
         SocketAddr::V4(_) => AddressFamily::INET,
@@ -313,12 +313,12 @@ fn trial(holder: &HolderFacts, shares: bool, interface: u32) -> io::Result<Proof
     if family == AddressFamily::INET6 {
         sockopt::set_ipv6_v6only(&other, !holder.dual)?;
     }
-    // One that is bound to the interface is refused by the fewest.
+    // A socket bound to the interface has the fewest conflicts.
     set_option(&other, libc::SOL_SOCKET, SO_BINDTOIFINDEX, interface as i32)?;
     match bind(&other, &holder.local) {
         Ok(()) => Ok(Proof::Shareable),
         Err(Errno::ADDRINUSE) => Ok(Proof::Alone),
-        // A port that only some may bind; they do not rob each other.
+        // A port that only some may bind; they do not take it from each other.
         Err(Errno::ACCESS) if shares => Ok(Proof::Shareable),
         Err(Errno::ACCESS) => Ok(Proof::Alone),
         Err(Errno::ADDRNOTAVAIL) => Ok(Proof::NotLocal),
@@ -326,11 +326,11 @@ fn trial(holder: &HolderFacts, shares: bool, interface: u32) -> io::Result<Proof
     }
 }
 
-/// A socket that is bound to a port at all addresses; `None` where another has it at some.
+/// Binds a socket to a port at all addresses; `None` if another has it at some address.
 fn bind_everywhere(protocol: Protocol, port: u16) -> io::Result<Option<OwnedFd>> {
     let kind = kind_of(protocol);
     let flags = SocketFlags::CLOEXEC;
-    // Of both families, where there are both.
+    // Both families, if the host has both.
     let (socket, address) = match socket_with(AddressFamily::INET6, kind, flags, None) {
         Ok(socket) => (socket, IpAddr::from(Ipv6Addr::UNSPECIFIED)),
         Err(_) => {

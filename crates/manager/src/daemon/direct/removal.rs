@@ -1,4 +1,4 @@
-//! Giving everything back, also what belonged to an interface that is no more.
+//! Restores everything, including what belonged to an interface that no longer exists.
 
 use std::io;
 use std::path::Path;
@@ -13,7 +13,7 @@ use crate::domains::threaded;
 use crate::moderation::KNOBS;
 use crate::pinned::{PinDirectory, PinnedProgram};
 
-/// The interface is no more.
+/// The error that the interface no longer exists.
 pub(super) fn no_interface(name: &str) -> io::Error {
     let text = format!(
         "there is no interface {name}: see `ip link`; when it is there again, start tidewalld \
@@ -22,8 +22,8 @@ pub(super) fn no_interface(name: &str) -> io::Error {
     io::Error::new(io::ErrorKind::NotFound, text)
 }
 
-/// The interface is in another network namespace, with what was set of it, where nobody
-/// without CAP_SYS_ADMIN can change it.
+/// The error that the interface is in another network namespace, with its settings, where
+/// they cannot be changed without CAP_SYS_ADMIN.
 pub(super) fn moved(name: &str, own: &Entry) -> io::Error {
     let mut text = format!("{name} was moved to another network namespace");
     let mut before = Vec::new();
@@ -44,11 +44,12 @@ pub(super) fn moved(name: &str, own: &Entry) -> io::Error {
     io::Error::new(io::ErrorKind::NotFound, text)
 }
 
-/// A directory for an interface: what an earlier process left there is of the same one, or
-/// cleared away because its own is no more.
+/// A directory for an interface. Pins that an earlier process left there belong to the
+/// same interface, or are cleared because their own no longer exists.
 ///
 /// # Errors
-/// `NotFound`, in words, where there is no such interface; what the kernel reports.
+/// `NotFound`, with an explanation, where there is no such interface; what the kernel
+/// reports.
 pub(super) fn of_interface(directory: PinDirectory, name: &str) -> io::Result<PinDirectory> {
     let index = interface::index(name).ok();
     if !directory.is_whole() {
@@ -77,15 +78,15 @@ pub(super) fn of_interface(directory: PinDirectory, name: &str) -> io::Result<Pi
     PinDirectory::take(&path)
 }
 
-/// With an interface went its settings, but not what is the host's: reserved ports, pairs
-/// and pins.
+/// Removes what an interface that is gone left in the host: reserved ports, pairs and
+/// pins. Its settings went with it.
 ///
 /// # Errors
 /// The first of all, after everything was tried.
 fn remove_lost(directory: PinDirectory) -> io::Result<()> {
     let path = directory.path().to_owned();
     let Ok(program) = PinnedProgram::adopt(directory) else {
-        // Of another version, and of no use.
+        // It is of another version, and unusable.
         return PinDirectory::take(&path)?.remove();
     };
     let own = program.entry(OWN_ENTRY)?;
@@ -98,7 +99,7 @@ fn remove_lost(directory: PinDirectory) -> io::Result<()> {
 }
 
 impl DirectDevice {
-    /// Gives back what an earlier process has pinned and left, if it did.
+    /// Restores what an earlier process has pinned and left, if it did.
     ///
     /// # Errors
     /// ResourceBusy where a process has it; as [`DirectDevice::remove`].
@@ -110,7 +111,7 @@ impl DirectDevice {
         if !directory.is_whole() {
             return directory.remove();
         }
-        // It may be called otherwise now.
+        // The interface may have another name now.
         let left = directory.interface()?;
         match left.map_or_else(|| Err(no_interface(name)), interface::name) {
             Ok(now) => DirectDevice::open(directory, &now, None, false)?.remove(),
@@ -118,16 +119,16 @@ impl DirectDevice {
         }
     }
 
-    /// Detaches the program and gives everything back.
+    /// Detaches the program and restores everything.
     ///
     /// # Errors
-    /// What the kernel reports.
+    /// Those the kernel reports.
     pub fn remove(mut self) -> io::Result<()> {
         self.reserved.clear()?;
         self.neighbours.clear_all(&mut self.netlink, self.index);
         self.queues.release(queues::noted(&self.own))?;
         self.put_back_polling()?;
-        // Before its pairs go.
+        // Before its pairs are removed.
         let index = self.index;
         drop((self.private.take(), self.slots.take()));
         self.program.remove()?;

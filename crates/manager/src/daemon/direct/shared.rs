@@ -1,5 +1,5 @@
-//! A device that private applications share: one that is alone polls it, else a thread of the
-//! kernel's does.
+//! A device that private applications share: an application that is alone polls it,
+//! otherwise a kernel thread does.
 
 use std::io;
 use std::time::Duration;
@@ -16,33 +16,34 @@ use crate::domains::threaded;
 use crate::protocol::{JOIN_WITHOUT_QUEUES, Join, Status};
 
 /// How long a device stays polled by threads after its last private application: a
-/// successor mostly comes at once.
+/// successor mostly joins at once.
 pub const LINGER: Duration = Duration::from_secs(5);
 
-/// How long after a Join what it took is made anew, which takes the processor for some 15 ms
-/// that a program needs for its start. Who comes before that has it made at once.
+/// Delay between a Join and the refilling of what it took. Refilling takes the processor
+/// for some 15 ms that a program needs for its start. A Join before that time makes its
+/// own at once.
 const REFILL_AFTER: Duration = Duration::from_millis(200);
 
-/// How long a private application is alone before it is lent the device, which interrupts
-/// until then: one that lives shorter changes none of its settings.
+/// How long a private application must be alone before it is lent the device, which
+/// interrupts until then. An application that ends sooner changes none of its settings.
 const LEND_AFTER: Duration = Duration::from_millis(100);
 
-/// Helper sockets for each queue, at most, that an application gets while it is lent the device.
+/// Maximum number of helper sockets per queue for an application that is lent the device.
 pub(super) const HELPERS_LENT: usize = 16;
 
-/// By whom a device is to be polled that private applications have.
+/// How a device with private applications is to be polled.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Polling {
-    /// By this one, which is alone.
+    /// By this application, which is alone.
     Lent(u16),
-    /// By a thread of the kernel's for each queue.
+    /// By a kernel thread for each queue.
     Threads,
-    /// There is none.
+    /// There is no private application.
     AsBefore,
 }
 
 impl DirectDevice {
-    /// Offers private mode: pairs are made ready from now on, by a thread.
+    /// Offers private mode: from now on a thread prepares pairs.
     ///
     /// # Errors
     /// Unsupported where the program runs generically, or the kernel refused what private
@@ -60,8 +61,9 @@ impl DirectDevice {
         Ok(())
     }
 
-    /// What of a Join need not be done before it is answered: has what was taken made anew,
-    /// and the device defer interrupts, also for an application whose manager died before.
+    /// Does the parts of a Join that need not precede its answer. It refills what was
+    /// taken. It makes the device defer interrupts, also for an application whose manager
+    /// died before.
     fn follow_up(&mut self, now: Duration) -> io::Result<()> {
         if std::mem::take(&mut self.taken) {
             self.private.iter().for_each(Private::refill);
@@ -82,7 +84,7 @@ impl DirectDevice {
         Ok(())
     }
 
-    /// When [`DirectDevice::tick`] has something to do.
+    /// Time at which [`DirectDevice::tick`] is due.
     pub fn deadline(&self) -> Option<Duration> {
         let switch_at = self.switch_at.map(|(_, at)| at);
         let close_at = self.kept.is_closing().then_some(Duration::ZERO);
@@ -90,13 +92,13 @@ impl DirectDevice {
         all.into_iter().flatten().min()
     }
 
-    /// Has the device polled by the private application that is alone with it; by threads
-    /// as soon as there are more, and until [`LINGER`] after that. Not on the path of a
-    /// request: each starts or ends threads of the kernel's. To be called after anything
-    /// that changes applications; `now` is any clock's time.
+    /// Makes the private application that is alone poll the device. As soon as there are
+    /// more, threads poll it, and until [`LINGER`] after that. Must not be on the path of
+    /// a request: each switch starts or ends kernel threads. Call it after every change
+    /// of applications; `now` is any clock's time.
     ///
     /// # Errors
-    /// What switching reports. It is tried again after [`LINGER`], or when the interface has
+    /// Those of switching. It is retried after [`LINGER`], or when the interface has
     /// changed.
     pub fn tick(&mut self, now: Duration) -> io::Result<()> {
         self.kept.close_some();
@@ -130,7 +132,7 @@ impl DirectDevice {
                     self.queues.take_back()?;
                 }
                 if self.lent.is_some() {
-                    // Of a Join that came no further.
+                    // Left from a Join that did not complete.
                     self.forget_lent();
                 }
                 if private::noted(&self.own).is_none() {
@@ -175,7 +177,7 @@ impl DirectDevice {
     }
 
     /// Charges applications for the time of the threads that poll the device, and bounds
-    /// what passes to them.
+    /// the frames that pass to them.
     pub(in crate::daemon) fn charge(&mut self, payers: &[Payer], now: Duration) {
         let queues = self.queue_count();
         let tables = self.program.trusted();
@@ -187,20 +189,22 @@ impl DirectDevice {
             return Polling::AsBefore;
         };
         match private.only_user() {
-            // One without queues has ports, whose frames another's probe could be made of.
+            // An application without queues has ports, whose frames another's probe could
+            // be made of.
             Some(application) if self.present.len() == 1 => Polling::Lent(application),
             _ => Polling::Threads,
         }
     }
 
-    /// The private application that may poll the device, and how often that was lent: who is
-    /// lent it again finds none of the settings that it had asked for.
+    /// The private application that may poll the device, and how often it was lent. An
+    /// application that is lent it again finds none of its earlier settings.
     pub fn lent(&self) -> Option<(u16, u32)> {
         self.lent.map(|application| (application, self.lends))
     }
 
-    /// Takes the device back from the application that polls it, before another gets
-    /// frames by it: its polls leave nothing masked from now on, whether it knows or not.
+    /// Takes the device back from the application that polls it, before another
+    /// application uses it to receive frames. From now on its polls leave nothing masked,
+    /// whether it knows or not.
     pub(super) fn take_back(&mut self) -> io::Result<()> {
         if self.lent.is_none() {
             return Ok(());
@@ -217,17 +221,17 @@ impl DirectDevice {
         }
     }
 
-    /// What became of the frames that a private application sent, by [`Sent`].
+    /// Frames that a private application sent, by outcome ([`Sent`]).
     ///
     /// # Errors
-    /// What the kernel reports.
+    /// Those the kernel reports.
     ///
     /// [`Sent`]: tidewall_device::demux::layout::Sent
     pub fn departures(&self, application: u16) -> io::Result<[u64; DEPARTURES]> {
         self.program.departures(application)
     }
 
-    /// The same of all that have sent something.
+    /// The same for all applications that have sent frames.
     pub(in crate::daemon) fn all_departures(
         &self,
         applications: impl Iterator<Item = Status>,
@@ -241,12 +245,12 @@ impl DirectDevice {
             .collect()
     }
 
-    /// What the stock of private pairs has counted; `None` without private mode.
+    /// Counters of the stock of private pairs; `None` without private mode.
     pub fn stock(&self) -> Option<StockCounters> {
         self.private.as_ref().map(Private::counters)
     }
 
-    /// What a private application asked for.
+    /// Makes what a private application requested.
     pub(super) fn make_private(
         &mut self,
         application: u16,
@@ -269,7 +273,8 @@ impl DirectDevice {
     }
 }
 
-/// Of queues that their application polls and those that a thread does.
+/// Error for a device already in the other mode: queues that their application polls, or
+/// queues that a thread polls.
 pub(super) fn busy(interface: &str) -> io::Error {
     let text = format!(
         "{interface} is used in the other mode: either one trusted application has its queues, \

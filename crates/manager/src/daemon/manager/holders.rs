@@ -11,14 +11,14 @@ use crate::daemon::Device;
 use crate::daemon::ports::{Held, HolderFacts, PortKey, Proof};
 use crate::protocol::{Answer, Empty, Holder, Port, address, transport};
 
-/// How often holders of private applications are looked at: their owners have them, too,
-/// and could connect them, bind them to an interface or give them SO_REUSEADDR.
+/// How often to examine holders of private applications. Their owners have them, too, and
+/// could connect them, bind them to an interface or set SO_REUSEADDR.
 const LOOK_EVERY: Duration = Duration::from_secs(1);
-/// The same of ports that another user could bind now: a listener was closed that has
-/// connections left, or an earlier run of the daemon had the holder.
+/// How often to examine ports that another user could bind now: a closed listener still
+/// has connections, or an earlier run of the daemon had the holder.
 const LOOK_OFTEN: Duration = Duration::from_millis(100);
 
-/// How long a look at a holder may take: its owner can have it wait.
+/// How long examining a holder may take: its owner can delay it.
 const SEEN_WITHIN: Duration = Duration::from_secs(5);
 
 impl Manager {
@@ -80,7 +80,7 @@ impl Manager {
             return refused(libc::ENOBUFS, "too many ports of all users");
         }
         let is_shareable = self.prove(number, holder, &keys)?;
-        // Of an application that may read any frame, its word is enough that it has the socket.
+        // An application that may read any frame is trusted to have the socket.
         if self.is_private(number) {
             device.keep(holder.cookie)?;
         }
@@ -88,7 +88,7 @@ impl Manager {
             let Err(error) = device.own_port(key, number) else {
                 continue;
             };
-            // The last may have come half way.
+            // The last may have completed half.
             for &key in keys.iter().take(done + 1) {
                 if self.ports.get(&key).is_none() {
                     self.disown(key, number, now, device);
@@ -108,8 +108,8 @@ impl Manager {
         Ok(owned)
     }
 
-    /// Whether an application may have a port that a socket holds, as far as the manager knows
-    /// of others that have it.
+    /// Whether an application may have a port that a socket holds, as far as the manager
+    /// knows of others that have it.
     fn may_have(&self, key: &PortKey, number: u16) -> Result<(), Refusal> {
         if let Some(owner) = self.ports.get(key)
             && owner.application != number
@@ -130,12 +130,12 @@ impl Manager {
         Ok(())
     }
 
-    /// Whether the kernel lets a port be its holder's alone: true where it does, but another
-    /// user could bind a socket there.
+    /// Whether the kernel permits a port to belong to its holder alone. True if it does,
+    /// but another user could bind a socket there.
     fn prove(&self, number: u16, holder: &HolderFacts, keys: &[PortKey]) -> Result<bool, Refusal> {
         match holder.proof {
             Proof::Alone => Ok(false),
-            // A port that is its own already, and kept as long as its connections need it.
+            // A port that is already its own, kept as long as its connections need it.
             Proof::Shareable
                 if keys.iter().all(|key| {
                     let owner = self.ports.get(key);
@@ -152,7 +152,7 @@ impl Manager {
                 "another user could bind a socket there: the socket has SO_REUSEADDR and does \
                  not listen",
             ),
-            // Its frames are all that it could see anyway.
+            // It could see no more than the port's frames anyway.
             Proof::BesideConnections(_) if !self.is_private(number) => Ok(false),
             Proof::Beside(user) | Proof::BesideConnections(user) => {
                 let text = format!("a socket of user {user} has the port, too");
@@ -189,12 +189,12 @@ impl Manager {
         if held.is_some_and(|held| held.application == number) {
             self.drop_holder(cookie, now, device);
         }
-        // Else the kernel said that the port was its no more.
+        // Otherwise the kernel reported that it no longer has the port.
         Ok(Answer::Done(Empty {}))
     }
 
-    /// Takes away what a socket holds, then the copy of it: in between nobody else could
-    /// bind one there.
+    /// Removes a socket's ports, then the copy of the socket: in between no other process
+    /// can bind one there.
     fn drop_holder<D: Device>(&mut self, cookie: u64, now: Duration, device: &mut D) {
         let number = self.ports.held_by(cookie).map(|held| held.application);
         for key in self.ports.let_go(cookie) {
@@ -214,13 +214,13 @@ impl Manager {
         }
     }
 
-    /// The kernel says that something has become of a holder, such as that it listens no
-    /// more.
+    /// Handles the kernel's report that a holder has changed, for example that it no
+    /// longer listens.
     pub fn holder_changed<D: Device>(&mut self, cookie: u64, now: Duration, device: &mut D) {
         self.look_again(cookie, now, device);
     }
 
-    /// Has holders, and ports without one, looked at whose time has come.
+    /// Requests the examination of holders, and of ports without one, that are due.
     pub(super) fn look_at_holders<D: Device>(&mut self, now: Duration, device: &mut D) {
         let all = self.look_at_all.take_if(|at| now >= *at).is_some();
         self.look_often = None;
@@ -256,7 +256,7 @@ impl Manager {
         }
         let user = application.entry.uid;
         match held.looked_at {
-            // Its owner does not let it be looked at, and so proves nothing.
+            // Its owner blocks the examination, and so proves nothing.
             Some(since) if now >= since + SEEN_WITHIN => self.drop_holder(cookie, now, device),
             Some(_) => {}
             None => {
@@ -268,7 +268,8 @@ impl Manager {
         }
     }
 
-    /// A holder was looked at ([`Device::look_at`]): what it says now, if it is a bound socket.
+    /// Records the examination of a holder ([`Device::look_at`]): its current facts, if
+    /// it is a bound socket.
     pub fn looked_at<D: Device>(
         &mut self,
         cookie: u64,
@@ -287,15 +288,15 @@ impl Manager {
             Some(Proof::Shareable) if held.facts.protocol == Protocol::Tcp => {
                 held.is_shareable = true;
             }
-            // It is looked at again when its time comes.
+            // It is examined again when it is due.
             Some(Proof::Unknown(_)) => {}
             _ => self.drop_holder(cookie, now, device),
         }
         self.look_in_time(now);
     }
 
-    /// A port that nobody holds was looked at ([`Device::look_at_port`]), and another user
-    /// has a socket there.
+    /// Records that a port without a holder was examined ([`Device::look_at_port`]), and
+    /// that another user has a socket there.
     pub fn is_anothers<D: Device>(&mut self, key: &PortKey, now: Duration, device: &mut D) {
         if let Some(owned) = self.ports.get(key)
             && owned.holders == 0
@@ -304,7 +305,7 @@ impl Manager {
         }
     }
 
-    /// Sets when holders are looked at next, if there is something to look at.
+    /// Sets when holders are examined next, if there are any.
     pub(super) fn look_in_time(&mut self, now: Duration) {
         let mut private = self.ports.holders();
         let private = private.any(|(_, held)| self.is_private(held.application));

@@ -1,4 +1,4 @@
-//! Who may join, and as what.
+//! Decides which clients may join, and in which mode.
 
 use std::time::Duration;
 
@@ -12,14 +12,14 @@ use crate::daemon::journal::{ACTIVE, Entry};
 use crate::daemon::{Device, Trust};
 use crate::protocol::{Answer, JOIN_PRIVATE, JOIN_WITHOUT_QUEUES, Join, Joined, Present};
 
-/// Numbers of applications that are kept from those who may join because every user may.
+/// Application numbers withheld from clients that may join only because every user may.
 const APPLICATIONS_KEPT: usize = 16;
 
-/// What a client may do.
+/// A client's permissions.
 struct Standing {
-    /// Have the device's queues.
+    /// May have the device's queues.
     is_trusted: bool,
-    /// By its user's name, or its unit's or program's, and not as any user may.
+    /// Permitted by its user's name, or its unit's or program's, and not as any user is.
     is_named: bool,
 }
 
@@ -32,28 +32,28 @@ impl Manager {
         })
     }
 
-    /// What a client may do as a process of a unit, or of a program.
+    /// Permissions of a client as a process of a unit, or of a program.
     fn group_trust(&self, client: ClientId) -> Option<Trust> {
         let unit = self.clients.get(&client)?.unit;
         let of_unit = unit.and_then(|unit| Some(self.limits.units.get(unit)?.1));
         of_unit.or_else(|| self.program_trust(client))
     }
 
-    /// What a client may do as a process of that program.
+    /// Permissions of a client as a process of that program.
     fn program_trust(&self, client: ClientId) -> Option<Trust> {
         let of_program = self.clients.get(&client)?.of_program;
         self.limits.program.filter(|_| of_program)
     }
 
-    /// What a client may do.
+    /// A client's permissions.
     ///
     /// # Errors
-    /// EPERM where that is nothing.
+    /// EPERM if it has none.
     fn standing(&self, client: ClientId, uid: u32) -> Result<Standing, Refusal> {
         let by_group = self.group_trust(client);
         let is_trusted = match by_group {
             Some(trust) => trust == Trust::Direct,
-            // A program's manager is nobody else's, user 0's neither.
+            // A program's manager serves no other client, not even user 0.
             None if self.limits.program.is_some() => false,
             None => {
                 let client = self.clients.get(&client);
@@ -89,19 +89,19 @@ impl Manager {
         }
     }
 
-    /// Admits a client that has connected, or forgets it. Places are limited only for those who
-    /// may join because every user may, so that they are free for user 0, for those who are
-    /// named, and for users who have an application.
+    /// Admits a client that has connected, or forgets it. Places are limited only for
+    /// clients that may join because every user may. So they are free for user 0, for
+    /// named clients, and for users who have an application.
     ///
     /// # Errors
-    /// What to answer it before its connection is closed.
+    /// The answer to send before closing its connection.
     pub fn admit(&mut self, client: ClientId, now: Duration) -> Result<(), Refusal> {
         let is_stranger = self.is_stranger(client);
         match is_stranger {
             Ok(is_stranger) => {
                 if let Some(client) = self.clients.get_mut(&client) {
                     client.is_stranger = is_stranger;
-                    // User 0 may look as long as it likes.
+                    // User 0 may watch for as long as it likes.
                     let limited = client.credentials.uid != 0;
                     client.until = limited.then_some(now + JOIN_WITHIN[0]);
                 }
@@ -173,7 +173,7 @@ impl Manager {
         let token = device.random()?;
         let is_free = |number| matches!(self.applications.get(usize::from(number)), Some(None));
         let number = device.take_number(&is_free)?;
-        // From here on it is cleared away if anything fails.
+        // From here on it is cleared if anything fails.
         self.put(
             number,
             Application {
@@ -199,7 +199,7 @@ impl Manager {
         }
     }
 
-    /// KiB that a domain's next application will be handed, if it may be.
+    /// KiB to be handed over to a domain's next application, if the quotas permit it.
     fn check_quotas<D: Device>(
         &mut self,
         domain: Domain,
@@ -219,7 +219,7 @@ impl Manager {
         let (count, held) = present.fold((0, 0), |(count, held), of| {
             (count + 1, held + u64::from(of.entry.handed))
         });
-        // What nothing refers to any more counts no longer.
+        // Objects that nothing refers to no longer count.
         let all = self.departed.len() > APPLICATIONS;
         self.departed.retain(|departed| {
             let is_looked_at = all || departed.domain == domain;
@@ -317,7 +317,7 @@ impl Manager {
         Ok(Answer::Joined(joined))
     }
 
-    /// Who a client is that is no application yet.
+    /// Credentials of a client that has not joined yet.
     fn newcomer(&self, client: ClientId) -> Result<Credentials, Refusal> {
         match self.clients.get(&client) {
             Some(Client {

@@ -1,4 +1,4 @@
-//! Blocks of outgoing ports, and who has leased them.
+//! Blocks of outgoing ports, and their lessees.
 
 use std::io;
 use std::ops::RangeInclusive;
@@ -12,15 +12,15 @@ use crate::daemon::Device;
 use crate::daemon::ports::PortKey;
 use crate::protocol::{Answer, BLOCK_PORTS, Block, Blocks, Empty, Transport, transport};
 
-/// Blocks that are looked at for one lease, each by binding its ports.
+/// Blocks that are tried for one lease, each by binding its ports.
 const LEASE_TRIES: usize = 8;
-/// Ports that are bound in vain for one lease before the next client has its turn. The next
-/// lease goes on with other blocks.
+/// Ports that are bound in vain for one lease before the next client has its turn. The
+/// next lease continues with other blocks.
 const LEASE_BINDS: u16 = 4 * BLOCK_PORTS;
 /// Blocks of a protocol.
 pub(super) const BLOCKS: usize = 65_536 / BLOCK_PORTS as usize;
 
-/// Place of a protocol in what is kept of both.
+/// Index of a protocol in state kept for both.
 fn place(protocol: Protocol) -> usize {
     usize::from(protocol == Protocol::Tcp)
 }
@@ -94,7 +94,8 @@ impl Manager {
                 Ok(Some(other)) => {
                     in_vain += other - ports.start() + 1;
                     device.release_block(protocol, ports);
-                    // Not leased: the next one's call says so, or this.
+                    // The block is not leased: this call records that, or the next
+                    // block's does.
                     self.reserve_leased(now, device);
                     continue;
                 }
@@ -117,8 +118,8 @@ impl Manager {
         refused(libc::EADDRNOTAVAIL, "no block of ports is free")
     }
 
-    /// Whether a domain may lease one more block of a protocol. It has at most as many as are
-    /// left, and the last eighth of all is for domains that have none.
+    /// Whether a domain may lease one more block of a protocol. It has at most as many as
+    /// are left, and the last eighth of all is for domains that have none.
     fn has_share(&self, domain: Option<Domain>, protocol: Protocol) -> bool {
         let range = &self.limits.lease_ports;
         let owners = &self.blocks[place(protocol)];
@@ -132,7 +133,7 @@ impl Manager {
         own == 0 || self.limits.program.is_some() || (own <= left && left > all.len() / 8)
     }
 
-    /// Owns a block's ports and records the lease, or neither.
+    /// Owns a block's ports and records the lease, or does neither.
     fn grant<D: Device>(
         &mut self,
         number: u16,
@@ -145,7 +146,7 @@ impl Manager {
         let mut done = Ok(());
         for key in self.keys_of(protocol, block) {
             done = device.own_port(&key, number);
-            // One that failed may have come half way.
+            // The one that failed may have completed half.
             owned.push(key);
             if done.is_err() {
                 break;
@@ -209,8 +210,8 @@ impl Manager {
         Ok(())
     }
 
-    /// Binds sockets to the ports of blocks that an earlier run leased. A port that another
-    /// socket has got meanwhile is the kernel's.
+    /// Binds sockets to the ports of blocks that an earlier run leased. A port that
+    /// another socket has taken meanwhile belongs to the kernel.
     pub(super) fn hold_recovered<D: Device>(&mut self, now: Duration, device: &mut D) {
         let owners = PROTOCOLS.into_iter().zip(&self.blocks);
         let leased = owners.flat_map(|(protocol, owners)| {
@@ -237,7 +238,7 @@ impl Manager {
         }
     }
 
-    /// Blocks that might be leased, those not leased lately first.
+    /// Blocks that might be leased, least recently leased first.
     fn lease_candidates(&self, protocol: Protocol) -> Vec<usize> {
         let range = &self.limits.lease_ports;
         let (first, last) = (block_of(*range.start()), block_of(*range.end()));
@@ -269,7 +270,7 @@ impl Manager {
         (!ports.is_empty()).then_some(ports)
     }
 
-    /// The same, on all addresses of each family.
+    /// The same ports, on all addresses of each family.
     pub(super) fn keys_of(&self, protocol: Protocol, block: usize) -> Vec<PortKey> {
         let ports = self.ports_of(block).into_iter().flatten();
         ports
@@ -298,11 +299,11 @@ impl Manager {
     pub(super) fn block_owner(&self, key: &PortKey) -> Option<u16> {
         let owners = &self.blocks[place(key.protocol)];
         let owner = owners.get(block_of(key.port)).copied().flatten();
-        // A part of the block may be beyond what is leased.
+        // A part of the block may be outside the lease range.
         owner.filter(|_| self.limits.lease_ports.contains(&key.port))
     }
 
-    /// True of a port that an application owns without a holder.
+    /// True for a port that an application owns without a holder.
     pub(super) fn is_leased_to(&self, key: &PortKey, application: u16) -> bool {
         key.is_on_all() && self.block_owner(key) == Some(application)
     }

@@ -1,11 +1,11 @@
-//! What a client is refused, and why.
+//! Refusals of client requests, and their reasons.
 
 use std::borrow::Cow;
 use std::io;
 
 use crate::protocol::{Answer, Failure};
 
-/// Why a request is not granted.
+/// The reason why a request is refused.
 #[derive(Debug)]
 pub struct Refusal {
     errno: i32,
@@ -13,12 +13,12 @@ pub struct Refusal {
 }
 
 impl Refusal {
-    /// What to answer.
+    /// The answer to the client.
     pub fn answer(&self) -> Answer {
         Answer::Error(Failure::new(self.errno, &self.text))
     }
 
-    /// The error of a socket's call.
+    /// The errno of the corresponding socket call.
     pub(in crate::daemon) fn errno(&self) -> i32 {
         self.errno
     }

@@ -1,4 +1,4 @@
-//! What a manager says of its applications and its device, and to whom.
+//! A manager's reports about its applications and its device, and who may read them.
 
 use super::leases::count;
 use super::refusal::refused;

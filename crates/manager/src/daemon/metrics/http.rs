@@ -1,4 +1,5 @@
-//! The least of HTTP/1.0 that a scraper needs: `GET /metrics`, one answer a connection.
+//! The subset of HTTP/1.0 that a scraper needs: `GET /metrics`, one answer per
+//! connection.
 
 use std::io;
 use std::net::SocketAddr;
@@ -13,14 +14,14 @@ use rustix::net::{
     bind, listen, recv, send, socket_with, sockopt,
 };
 
-/// Scrapers at once; the oldest makes way for one more.
+/// Maximum number of scrapers at once; the oldest is dropped for one more.
 const MOST: usize = 8;
-/// Bytes of a request, at most.
+/// Maximum size of a request in bytes.
 const REQUEST_BYTES: usize = 4096;
-/// What a request ends with.
+/// The end of a request.
 const END: &[u8] = b"\r\n\r\n";
 
-/// Where metrics are read.
+/// The endpoint of the metrics.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Endpoint {
     /// A loopback address and port: for all users of this host.
@@ -47,7 +48,7 @@ impl FromStr for Endpoint {
     }
 }
 
-/// Who scrapes, and who did not get all of the answer yet.
+/// The scrapers, including those that have not received the whole answer yet.
 #[derive(Debug)]
 pub struct Metrics {
     listener: OwnedFd,
@@ -60,26 +61,26 @@ struct Scraper {
     number: u64,
     socket: OwnedFd,
     request: Vec<u8>,
-    /// What is to be sent yet; `None` while the request is not whole.
+    /// The part of the answer still to be sent; `None` while the request is incomplete.
     answer: Option<Vec<u8>>,
 }
 
-/// How it goes on with a scraper.
+/// The next action for a scraper.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Next {
-    /// It is to be heard of when it is readable.
+    /// Wait until it is readable.
     Reads,
-    /// When it is writable.
+    /// Wait until it is writable.
     Writes,
     /// It is gone.
     Gone,
 }
 
 impl Metrics {
-    /// Listens there. What an earlier process has left at a path is replaced.
+    /// Listens at an endpoint. Replaces what an earlier process left at a path.
     ///
     /// # Errors
-    /// What the file system and the kernel report.
+    /// Those the file system and the kernel report.
     pub fn open(endpoint: &Endpoint) -> io::Result<Self> {
         let listener = match endpoint {
             Endpoint::Loopback(address) => {
@@ -102,7 +103,7 @@ impl Metrics {
         })
     }
 
-    /// The next scraper: its number, and what to watch.
+    /// Accepts the next scraper: its number, and the descriptor to watch.
     ///
     /// # Errors
     /// WouldBlock where there is none; EMFILE, ENFILE; ENOMEM.
@@ -124,7 +125,7 @@ impl Metrics {
         Ok((number, taken.socket.as_fd()))
     }
 
-    /// Reads and answers, as far as that goes without waiting.
+    /// Reads and answers, as far as possible without waiting.
     pub fn serve(&mut self, number: u64, text: impl FnOnce() -> String) -> Next {
         let Some(at) = self.scrapers.iter().position(|of| of.number == number) else {
             return Next::Gone;
@@ -147,7 +148,7 @@ impl Metrics {
 }
 
 impl AsFd for Metrics {
-    /// Readable when a scraper comes.
+    /// Becomes readable when a scraper connects.
     fn as_fd(&self) -> BorrowedFd<'_> {
         self.listener.as_fd()
     }

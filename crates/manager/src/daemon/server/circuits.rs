@@ -1,4 +1,4 @@
-//! Circuits of applications: the signalling link, and what is said of calls.
+//! Circuits of applications: the signalling link, and notices about calls.
 
 use std::collections::HashMap;
 use std::io;
@@ -22,17 +22,18 @@ pub(super) struct Atm {
     pub(super) link: SignallingLink,
     /// A PDU that waits for the next hop's link address.
     pub(super) unsent: Option<Vec<u8>>,
-    /// Whether frames are waited for.
+    /// Whether the loop waits for frames.
     listens: bool,
-    /// By which applications say what they want of calls, and are told what becomes of them.
+    /// The connections by which applications send call requests and receive notices.
     pub(super) notices: HashMap<u16, (ClientId, Arc<Connection>)>,
 }
 
 impl Server {
-    /// Makes the interface one of ATM: applications have circuits, and call and are called.
+    /// Makes the interface an ATM one: applications may have circuits, and place and
+    /// receive calls.
     ///
     /// # Errors
-    /// What the kernel reports.
+    /// Those the kernel reports.
     pub fn set_atm(&mut self, config: AtmConfig) -> io::Result<()> {
         let link = SignallingLink::open(self.device.index(), config.next_hop)?;
         let [a, b, c, d, ..] = self.device.random()?;
@@ -47,14 +48,14 @@ impl Server {
         Ok(())
     }
 
-    /// Frames of the signalling link have come.
+    /// Processes frames of the signalling link.
     pub(super) fn serve_signalling(&mut self) {
         let Some(atm) = &self.atm else { return };
         let (manager, device, now) = (&mut self.manager, &mut self.device, monotonic());
         (atm.link).receive(|pdu| manager.signalling_received(pdu, now, device));
     }
 
-    /// Tells applications of their calls, and the link what signalling has to say.
+    /// Sends applications their notices, and the link its signalling PDUs.
     pub(super) fn follow_calls(&mut self) {
         let Some(atm) = &mut self.atm else { return };
         let mut silent = Vec::new();
@@ -108,13 +109,13 @@ impl Server {
                 self.warn("no-signalling", &error);
             }
         }
-        // Who does not read is not there.
+        // An application that does not read counts as gone.
         for client in silent {
             self.end(client);
         }
     }
 
-    /// The connection by which an application is told of its calls.
+    /// Creates the connection by which an application is notified of its calls.
     pub(super) fn attach(&mut self, client: ClientId) -> io::Result<Connection> {
         let application = self.manager.application_of(client);
         let atm = self.atm.as_mut().ok_or(io::ErrorKind::NotConnected)?;
@@ -135,7 +136,7 @@ impl Server {
         Ok(theirs)
     }
 
-    /// Takes one message of an application's about its calls.
+    /// Takes one message from an application about its calls.
     pub(super) fn serve_circuits(&mut self, client: ClientId) {
         let application = self.manager.application_of(client);
         let atm = self.atm.as_ref();

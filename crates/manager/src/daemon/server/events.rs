@@ -1,4 +1,4 @@
-//! What is logged.
+//! The log entries.
 
 use std::fmt::Display;
 use std::io;
@@ -25,8 +25,7 @@ impl Server {
         }
     }
 
-    /// What a private application that is about to end sent and was not its to send, by
-    /// cause.
+    /// Logs, by cause, frames that an ending private application sent without permission.
     pub(super) fn log_departures(&mut self, application: Option<u16>) {
         let Some(number) = application else {
             return;
@@ -79,7 +78,7 @@ impl Server {
         self.log.write(Level::Info, event, &values);
     }
 
-    /// Of an answer that is a refusal.
+    /// Logs an answer that is a refusal.
     pub(super) fn log_refused(&mut self, peer: Credentials, answer: &Answer) {
         if let Answer::Error(failure) = answer {
             let text = as_text(&failure.text);
@@ -93,7 +92,7 @@ impl Server {
         }
     }
 
-    /// What became of what was due.
+    /// Logs the outcome of work that was due.
     pub(super) fn log_tick(&mut self, before: &Counters) {
         let now = self.manager.counters();
         if now.cleared > before.cleared {

@@ -1,6 +1,6 @@
-//! The manager with a thread for each activity, as the ATM paper's had it: each connection,
-//! the signalling link, each call. It decides what the loop decides, one thread at a time; it
-//! is there to be compared with.
+//! The manager with a thread for each activity, as the ATM paper's had it: each
+//! connection, the signalling link, each call. It makes the loop's decisions, one thread
+//! at a time. It exists for comparison.
 
 use std::collections::HashMap;
 use std::io;
@@ -21,10 +21,10 @@ use crate::daemon::circuits::CallNotice;
 use crate::daemon::manager::ClientId;
 use crate::protocol::Answer;
 
-/// How often a client's thread asks whether its message was looked at.
+/// How often a client's thread checks whether its message was examined.
 const LOOKED_AT: Duration = Duration::from_micros(100);
 
-/// Something that gets a thread.
+/// An activity with its own thread.
 #[derive(Debug)]
 pub(super) enum Activity {
     /// A client's connection.
@@ -33,29 +33,29 @@ pub(super) enum Activity {
     Circuits(ClientId, OwnedFd),
     /// Circuit 0.5.
     Link(OwnedFd),
-    /// A call: what its application is to be told.
+    /// A call: the notices to its application.
     Call(Receiver<CallNotice>, Arc<Connection>),
 }
 
-/// What a server has of its threads.
+/// A server's view of its threads.
 #[derive(Debug)]
 pub(super) struct Threads {
     begin: Sender<Activity>,
-    /// Of the loop that begins them.
+    /// Wakes the loop that starts them.
     wake: Arc<WakeFd>,
     /// By application and its number for the call.
     calls: HashMap<(u16, u32), Sender<CallNotice>>,
 }
 
 impl Threads {
-    /// Has a thread for something.
+    /// Requests a thread for an activity.
     pub(super) fn begin(&self, activity: Activity) {
-        // The loop that begins them has the other end as long.
+        // The loop that starts them holds the other end for as long.
         let _ = self.begin.send(activity);
         self.wake.signal();
     }
 
-    /// Has a call's thread tell its application.
+    /// Makes a call's thread notify its application.
     pub(super) fn tell(&mut self, notice: CallNotice, connection: &Arc<Connection>) {
         let call = match &notice.answer {
             Answer::AtmCircuit(of) => of.call,
@@ -73,28 +73,28 @@ impl Threads {
         let _ = thread.send(notice);
     }
 
-    /// Lets threads of other calls end.
+    /// Ends the threads of other calls.
     pub(super) fn keep(&mut self, is_there: impl Fn(u16, u32) -> bool) {
         self.calls.retain(|of, _| is_there(of.0, of.1));
     }
 }
 
-/// What all threads have.
+/// State common to all threads.
 struct Common<'a> {
     server: Mutex<&'a mut Server>,
     /// Wakes the thread that waits for the time.
     wake: Arc<WakeFd>,
-    /// Has a hang-up at the end.
+    /// Hangs up at the end.
     over: UnixStream,
 }
 
 impl<'a> Common<'a> {
     fn server(&self) -> MutexGuard<'_, &'a mut Server> {
-        // It is whole between calls.
+        // The server is consistent between calls.
         self.server.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Does something with the server, and what follows from it.
+    /// Runs an operation on the server, and carries out its consequences.
     fn with(&self, what: impl FnOnce(&mut Server)) {
         let mut server = self.server();
         let before = server.due();
@@ -106,7 +106,7 @@ impl<'a> Common<'a> {
         }
     }
 
-    /// Waits until a descriptor is readable; false at the end of it, or of all.
+    /// Waits until a descriptor is readable; false when it ends, or the server does.
     fn wait(&self, descriptor: &OwnedFd) -> bool {
         let mut both = [
             PollFd::new(descriptor, PollFlags::IN),
@@ -142,14 +142,16 @@ impl<'a> Common<'a> {
             Activity::Call(told, connection) => {
                 for notice in told {
                     let beside: Vec<_> = notice.beside.iter().map(AsFd::as_fd).collect();
-                    // Who does not read is not there, which its connection's thread notices.
+                    // A client that does not read counts as gone, which its connection's
+                    // thread notices.
                     let _ = connection.send(&notice.answer.emit(0), &beside);
                 }
             }
         }
     }
 
-    /// The loop of what is no activity of its own: who connects, the host, the time.
+    /// The loop for everything without its own activity: new connections, the host, the
+    /// time.
     fn serve<'s>(
         &'s self,
         scope: &'s Scope<'s, '_>,
@@ -176,7 +178,7 @@ impl<'a> Common<'a> {
     }
 
     fn begin<'s>(&'s self, scope: &'s Scope<'s, '_>, activity: Activity) {
-        // Of more threads than may be, its client waits until it hangs up.
+        // If there are too many threads, its client waits until it hangs up.
         let _ = thread::Builder::new()
             .name("tw-activity".to_owned())
             .spawn_scoped(scope, move || self.run(activity));
@@ -184,11 +186,11 @@ impl<'a> Common<'a> {
 }
 
 impl Server {
-    /// As [`Server::run`], with a thread for each connection, for the signalling link and for
-    /// each call, which a lock keeps apart. To be called before there is a client.
+    /// As [`Server::run`], with a thread for each connection, for the signalling link and
+    /// for each call, serialised by a lock. Must be called before there is a client.
     ///
     /// # Errors
-    /// As there.
+    /// As [`Server::run`].
     pub fn run_by_threads(&mut self, stop: BorrowedFd<'_>) -> io::Result<()> {
         let (begin, begun) = channel();
         let calls = HashMap::new();
@@ -208,7 +210,7 @@ impl Server {
         let common = Common { server, wake, over };
         thread::scope(|scope| {
             let ended = common.serve(scope, &begun, &waits);
-            // Threads of calls, and then the others, which are waited for.
+            // Ends the threads of calls, and then waits for the others.
             common.server().threads = None;
             drop(end);
             ended

@@ -1,6 +1,6 @@
-//! One datagram in progress: the list of its fragments and what is known of its
-//! end (RFC 815's holes, turned round: with no overlaps allowed, a datagram is
-//! complete when as many bytes as its end says have come).
+//! One datagram in progress: the list of its fragments and the known end. This is RFC
+//! 815's list of holes inverted. Since overlaps are not allowed, a datagram is complete
+//! once as many bytes have arrived as its end requires.
 
 use tidewall_wire::Protocol;
 
@@ -21,7 +21,7 @@ pub(super) struct Datagram {
 #[derive(Debug)]
 enum State {
     Collecting(Parts),
-    /// Condemned: fragments still to come are refused.
+    /// Condemned: later fragments are refused.
     Refused,
 }
 
@@ -31,7 +31,7 @@ struct Parts {
     pieces: Vec<Piece>,
     /// Bytes of payload in `pieces`.
     received: usize,
-    /// Bytes of payload of the whole datagram, once the last fragment came.
+    /// Bytes of payload of the whole datagram, once the last fragment has arrived.
     end: Option<usize>,
     first: Option<First>,
     /// Bit n: a fragment had the ECN codepoint n.
@@ -50,7 +50,7 @@ impl Piece {
     }
 }
 
-/// What only the first fragment says.
+/// Facts that only the first fragment states.
 #[derive(Debug)]
 struct First {
     header: Box<[u8]>,
@@ -79,8 +79,8 @@ impl Datagram {
             }
     }
 
-    /// Says whether a fragment may be added. Where it condemns the datagram, all
-    /// that it held is let go.
+    /// Decides whether a fragment may be added. If it condemns the datagram, all its
+    /// fragments are freed.
     pub(super) fn judge(
         &mut self,
         fragment: &Fragment<'_>,
@@ -99,7 +99,7 @@ impl Datagram {
         verdict
     }
 
-    /// Adds a fragment that [`Datagram::judge`] had nothing against.
+    /// Adds a fragment that [`Datagram::judge`] accepted.
     pub(super) fn add(&mut self, fragment: &Fragment<'_>, tag: Option<u64>) {
         let State::Collecting(parts) = &mut self.state else {
             return;
@@ -134,7 +134,7 @@ impl Datagram {
         }
     }
 
-    /// Puts a complete datagram together.
+    /// Assembles a complete datagram.
     pub(super) fn assemble(self, family: Family) -> Result<Reassembled, DropReason> {
         let State::Collecting(Parts {
             pieces,
@@ -177,10 +177,10 @@ impl Parts {
         let end = fragment.end();
         let last = self.pieces.last().map_or(0, Piece::end);
         let contradicts = match self.end {
-            // The end is known: a last fragment must end there, others before.
+            // The end is known: a last fragment must end there, others before it.
             Some(known) if fragment.more => end >= known,
             Some(known) => end != known,
-            // It is not: nothing that came before may reach so far.
+            // The end is not known: no earlier fragment may reach beyond it.
             None => !fragment.more && last >= end,
         };
         if contradicts {
@@ -190,7 +190,7 @@ impl Parts {
             .pieces
             .partition_point(|piece| piece.offset < fragment.offset);
         if let Some(next) = self.pieces.get(at) {
-            // RFC 8200 §4.5 lets exact duplicates be ignored; networks make them.
+            // RFC 8200 §4.5 permits exact duplicates to be ignored; networks make them.
             if next.offset == fragment.offset && *next.payload == *fragment.payload {
                 return Err(DropReason::FragmentDuplicate);
             }
@@ -209,8 +209,8 @@ impl Parts {
     }
 }
 
-/// What to add to the first fragment's ECN field, from the set of all fragments'
-/// codepoints (RFC 3168 §5.3; combinations as Linux's `ip_frag_ecn_table`).
+/// Computes the bits to add to the first fragment's ECN field, from the set of all
+/// fragments' codepoints (RFC 3168 §5.3; combinations as Linux's `ip_frag_ecn_table`).
 fn combined_ecn(seen: u8) -> Result<Option<u8>, DropReason> {
     const NOT_CAPABLE: u8 = 1;
     const CONGESTED: u8 = 1 << CONGESTION_EXPERIENCED;

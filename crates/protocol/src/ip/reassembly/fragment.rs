@@ -1,4 +1,4 @@
-//! Reading one fragment: everything that can be said of it by itself.
+//! Reads one fragment and makes every check that needs no other fragment.
 
 use std::net::{Ipv4Addr, Ipv6Addr};
 
@@ -8,8 +8,8 @@ use super::Reassembled;
 use crate::DropReason;
 use crate::ip::{cause_extensions, cause_v4, cause_v6};
 
-/// Bytes of a transport header that a first fragment must have whole (RFC 7112);
-/// IPv4's cannot have fewer, being a multiple of eight long.
+/// Bytes of a transport header that a first fragment must contain (RFC 7112). An IPv4
+/// fragment cannot have fewer, since its length is a multiple of eight.
 const TRANSPORT_MIN: usize = 8;
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -18,7 +18,7 @@ pub(super) enum Family {
     V6,
 }
 
-/// What fragments of one datagram have in common (RFC 791 §3.2, RFC 8200 §4.5).
+/// The key that all fragments of one datagram share (RFC 791 §3.2, RFC 8200 §4.5).
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) enum Key {
     V4 {
@@ -43,11 +43,11 @@ impl Key {
     }
 }
 
-/// One fragment, found sound by itself.
+/// One fragment that has passed the checks of this module.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Fragment<'a> {
     pub key: Key,
-    /// Where the payload belongs, in bytes.
+    /// Offset of the payload in the datagram, in bytes.
     pub offset: usize,
     pub more: bool,
     /// ECN field, 0 to 3.
@@ -55,8 +55,8 @@ pub(super) struct Fragment<'a> {
     /// The network header that all fragments repeat: up to the fragment header
     /// for IPv6.
     pub header: &'a [u8],
-    /// For IPv6: which byte of `header` announces the fragment header, and what
-    /// is to stand there instead.
+    /// For IPv6: which byte of `header` announces the fragment header, and its
+    /// replacement value.
     pub announced: Option<(usize, Protocol)>,
     /// For IPv6's first fragment: offset of the transport header in its payload.
     pub transport: usize,
@@ -70,11 +70,11 @@ impl Fragment<'_> {
     }
 }
 
-/// What bytes turned out to be.
+/// The result of parsing.
 pub(super) enum Parsed<'a> {
     Fragment(Fragment<'a>),
-    /// An IPv6 atomic fragment: whole already (RFC 6946), and never mixed with
-    /// other fragments of the same key.
+    /// An IPv6 atomic fragment: already whole (RFC 6946), and never mixed with other
+    /// fragments of the same key.
     Atomic(Reassembled),
 }
 
@@ -147,7 +147,7 @@ fn parse_v6(bytes: &[u8]) -> Result<Parsed<'_>, DropReason> {
     Ok(Parsed::Fragment(fragment))
 }
 
-/// `counted` bytes of the header are part of what the length field says.
+/// The length field includes `counted` bytes of the header.
 fn check(fragment: &Fragment<'_>, counted: usize) -> Result<(), DropReason> {
     if fragment.payload.is_empty() {
         return Err(DropReason::FragmentEmpty);
@@ -174,8 +174,8 @@ fn atomic(fragment: &Fragment<'_>) -> Result<Reassembled, DropReason> {
     })
 }
 
-/// Makes an IPv6 header right for a datagram put together: length, next header,
-/// and "congestion experienced" if a fragment had it.
+/// Corrects the IPv6 header of a reassembled datagram: length, next header, and
+/// "congestion experienced" if a fragment had it.
 pub(super) fn finish_v6(
     bytes: &mut [u8],
     announced: Option<(usize, Protocol)>,
@@ -201,15 +201,15 @@ pub(super) fn finish_v6(
     Ok(())
 }
 
-/// Makes an IPv4 header right for a datagram put together: length, fragment
-/// fields, "congestion experienced", checksum.
+/// Corrects the IPv4 header of a reassembled datagram: length, fragment fields,
+/// "congestion experienced", checksum.
 pub(super) fn finish_v4(
     header: &[u8],
     payload_len: usize,
     ecn: Option<u8>,
     bytes: &mut [u8],
 ) -> Result<(), DropReason> {
-    // As long as the header itself, so that the view accepts it.
+    // Set the length to the header's own, so that the view accepts it.
     let mut alone = header.to_vec();
     if let Some(field) = alone.get_mut(2..4) {
         field.copy_from_slice(&(header.len() as u16).to_be_bytes());

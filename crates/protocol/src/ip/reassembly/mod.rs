@@ -1,13 +1,14 @@
-//! Reassembly of fragments (RFC 791 §3.2, RFC 815, RFC 8200 §4.5), hardened as
-//! RFC 5722, 6946 and 7112 say.
+//! Reassembly of fragments (RFC 791 §3.2, RFC 815, RFC 8200 §4.5), hardened as RFC 5722,
+//! 6946 and 7112 require.
 //!
-//! Nothing a peer sends can make it hold more than [`Limits`] allows: a datagram
-//! has a limit of fragments, all of them together one of bytes (book-keeping
-//! counted) and of number, and the oldest gives way to a new one. An overlap
-//! condemns its datagram, over IPv4 as over IPv6 (Linux does the same): what is
-//! still to come of it is refused until its time is up, so that no order of
-//! fragments lets a peer choose which of two contents is seen (teardrop and its
-//! kin, RFC 1858, RFC 3128).
+//! No peer can make a reassembler hold more than [`Limits`] allows. Each datagram has a
+//! limit of fragments. All datagrams together have a limit of bytes (book-keeping
+//! counted) and of number; the oldest is evicted for a new one.
+//!
+//! An overlap condemns its datagram, over IPv4 as over IPv6 (Linux does the same). The
+//! remaining fragments of that datagram are refused until it expires. So no order of
+//! fragments allows a peer to choose which of two contents is seen (teardrop and its kin,
+//! RFC 1858, RFC 3128).
 
 mod datagram;
 mod fragment;
@@ -21,22 +22,22 @@ use crate::DropReason;
 use datagram::Datagram;
 use fragment::{Family, Fragment, Key, Parsed};
 
-/// How much a [`Reassembler`] may hold, and how long.
+/// How much a [`Reassembler`] may hold, and for how long.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Limits {
-    /// Datagrams in progress, condemned ones included. At the limit the oldest
-    /// gives way. Default 1024.
+    /// Datagrams in progress, condemned ones included. At the limit the oldest is
+    /// evicted. Default 1024.
     pub datagrams: usize,
-    /// Bytes held, with [`DATAGRAM_COST`] and [`FRAGMENT_COST`] added for each.
-    /// Below about 70,000 the longest datagrams cannot be put together. Default
-    /// 4 MiB, as Linux's `ipfrag_high_thresh`.
+    /// Bytes held, with [`DATAGRAM_COST`] and [`FRAGMENT_COST`] added for each. Below
+    /// about 70,000 the longest datagrams cannot be reassembled. Default 4 MiB, as
+    /// Linux's `ipfrag_high_thresh`.
     pub bytes: usize,
-    /// Fragments of one datagram. Default 128: what 64 KiB need over a link
-    /// with IPv4's smallest usual MTU, 576 bytes.
+    /// Fragments per datagram. Default 128: 64 KiB need that many over a link with IPv4's
+    /// smallest usual MTU, 576 bytes.
     pub fragments: usize,
-    /// How long an IPv4 datagram may take after its first fragment came.
-    /// Default 30 s, as Linux's `ipfrag_time`; RFC 1122 §3.3.2 has 60 to 120 s,
-    /// in which a sender's 16-bit identification comes round (RFC 4963).
+    /// Time limit for an IPv4 datagram, from its first fragment. Default 30 s, as Linux's
+    /// `ipfrag_time`. RFC 1122 §3.3.2 has 60 to 120 s; within that time a sender's 16-bit
+    /// identification wraps (RFC 4963).
     pub timeout_v4: Duration,
     /// The same for IPv6. Default 60 s (RFC 8200 §4.5).
     pub timeout_v6: Duration,
@@ -54,28 +55,28 @@ impl Default for Limits {
     }
 }
 
-/// What a datagram in progress is counted as, beside its fragments, in bytes:
-/// above what it takes up in maps and allocator.
+/// Bytes charged for a datagram in progress beside its fragments: more than it takes in
+/// maps and allocator.
 pub const DATAGRAM_COST: usize = 640;
 
-/// What a fragment is counted as, beside its payload, in bytes.
+/// Bytes charged for a fragment beside its payload.
 pub const FRAGMENT_COST: usize = 64;
 
-/// What has happened. Each refused fragment is also counted under its
-/// [`DropReason`] by the caller.
+/// Counters of events. The caller also counts each refused fragment under its
+/// [`DropReason`].
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Counters {
     /// Calls of [`Reassembler::insert`].
     pub fragments: u64,
-    /// Datagrams put together, atomic fragments not counted.
+    /// Datagrams reassembled, without atomic fragments.
     pub reassembled: u64,
     /// Atomic fragments passed on (RFC 6946).
     pub atomic: u64,
-    /// Fragments refused for themselves (truncated, damaged, empty, unaligned,
-    /// beyond the longest datagram), and complete datagrams that are too long
-    /// with the first fragment's header.
+    /// Fragments refused by themselves (truncated, damaged, empty, unaligned, beyond the
+    /// longest datagram). Also counts complete datagrams that are too long with the first
+    /// fragment's header.
     pub malformed: u64,
-    /// Fragments that had come before.
+    /// Duplicate fragments.
     pub duplicates: u64,
     /// Datagrams condemned for an overlap.
     pub overlaps: u64,
@@ -88,36 +89,35 @@ pub struct Counters {
     pub ecn_mismatches: u64,
     /// Fragments of condemned datagrams.
     pub refused: u64,
-    /// Fragments that did not fit the limits though all else had given way.
+    /// Fragments that did not fit the limits even after all else was evicted.
     pub no_memory: u64,
-    /// Datagrams in progress that gave way to newer ones.
+    /// Datagrams in progress that were evicted for newer ones.
     pub evicted: u64,
-    /// Datagrams in progress whose time was up.
+    /// Datagrams in progress that expired.
     pub timeouts: u64,
 }
 
-/// A datagram put together.
+/// A reassembled datagram.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Reassembled {
-    /// A whole IP datagram: the first fragment's network header, with lengths
-    /// (and IPv4's checksum) made right and IPv6's fragment header taken out,
-    /// and the payload.
+    /// A whole IP datagram: the first fragment's network header and the payload. Lengths
+    /// (and IPv4's checksum) are corrected, and IPv6's fragment header is removed.
     pub bytes: Vec<u8>,
     /// Offset of the transport header in `bytes`.
     pub transport: usize,
-    /// The tag that came with the first fragment, if one did.
+    /// The tag passed with the first fragment, if there was one.
     pub tag: Option<u64>,
 }
 
-/// Puts fragments together.
+/// Reassembles fragments.
 ///
-/// Keys are compared, not hashed, so there is no hash for an attacker to collide.
+/// Keys are compared, not hashed, so an attacker has no hash to collide.
 #[derive(Debug)]
 pub struct Reassembler {
     limits: Limits,
     datagrams: BTreeMap<Key, Datagram>,
-    /// By order of arrival, one map a family: within a family, deadlines have
-    /// the order of arrivals.
+    /// By order of arrival, one map per family: within a family, deadlines have the order
+    /// of arrivals.
     arrivals: [BTreeMap<u64, (Duration, Key)>; 2],
     sequence: u64,
     bytes: usize,
@@ -132,7 +132,7 @@ impl Default for Reassembler {
 }
 
 impl Reassembler {
-    /// An empty one.
+    /// Returns an empty reassembler.
     #[must_use]
     pub fn new(limits: Limits) -> Self {
         Self {
@@ -146,14 +146,13 @@ impl Reassembler {
         }
     }
 
-    /// Takes a fragment and returns the datagram when it is complete, or nothing
-    /// while parts are missing.
+    /// Takes a fragment. Returns the datagram once it is complete, or `None` while
+    /// fragments are missing.
     ///
-    /// `now` is the time since any fixed moment; one that goes backwards is
-    /// taken as standing still. `bytes` start at the IP header and hold at least
-    /// the fragment. `tag` is the caller's word about the datagram (whose it is):
-    /// that of the first fragment comes back with the datagram, those of later
-    /// ones are not looked at.
+    /// `now` is the time since any fixed moment; if it goes backwards, time counts as
+    /// standing still. `bytes` start at the IP header and hold at least the fragment.
+    /// `tag` is the caller's label for the datagram, such as its owner. The first
+    /// fragment's tag is returned with the datagram; later ones are ignored.
     pub fn insert(
         &mut self,
         now: Duration,
@@ -206,7 +205,7 @@ impl Reassembler {
             Some(datagram) => {
                 let before = datagram.cost();
                 let verdict = datagram.judge(fragment, self.limits.fragments);
-                // A condemned datagram has just let go of its fragments.
+                // A condemned datagram has just freed its fragments.
                 self.bytes -= before - datagram.cost();
                 verdict?;
                 Some(datagram.sequence)
@@ -254,8 +253,8 @@ impl Reassembler {
             .insert(sequence, (deadline, key));
     }
 
-    /// Lets the oldest datagrams give way until `needed` more bytes, and one
-    /// more datagram unless there is one already (`keep`), are within limits.
+    /// Evicts the oldest datagrams until `needed` more bytes, and one more datagram
+    /// unless it exists already (`keep`), are within limits.
     fn make_room(&mut self, needed: usize, keep: Option<u64>) -> Result<(), DropReason> {
         loop {
             let count = self.datagrams.len() + usize::from(keep.is_none());
@@ -293,9 +292,9 @@ impl Reassembler {
         }
     }
 
-    /// Lets go of every datagram whose time is up and returns how many they
-    /// were. [`Reassembler::insert`] does this by itself; memory is freed sooner
-    /// when somebody calls it at [`Reassembler::next_expiry`].
+    /// Drops every expired datagram and returns their number. [`Reassembler::insert`]
+    /// also does this. Memory is freed sooner if the caller calls it at
+    /// [`Reassembler::next_expiry`].
     ///
     /// No ICMP "time exceeded" is sent for them, unlike Linux.
     pub fn expire(&mut self, now: Duration) -> usize {
@@ -313,7 +312,7 @@ impl Reassembler {
         expired
     }
 
-    /// When the next datagram's time is up; nothing when none is in progress.
+    /// When the next datagram expires; `None` when none is in progress.
     pub fn next_expiry(&self) -> Option<Duration> {
         [Family::V4, Family::V6]
             .into_iter()
@@ -341,7 +340,7 @@ impl Reassembler {
         self.bytes
     }
 
-    /// What has happened so far.
+    /// The counters so far.
     pub fn counters(&self) -> &Counters {
         &self.counters
     }

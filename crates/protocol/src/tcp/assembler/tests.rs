@@ -2,7 +2,7 @@ use super::*;
 use crate::tcp::out_of_order::{FIRST_RANGE_OVERHEAD, RANGE_OVERHEAD, RANGES_MAX};
 use proptest::prelude::*;
 
-/// So that everything wraps.
+/// Chosen so that everything wraps.
 const FIRST: u32 = u32::MAX - 300;
 
 fn byte(offset: usize) -> u8 {
@@ -13,7 +13,7 @@ fn data(from: usize, length: usize) -> Vec<u8> {
     (from..from + length).map(byte).collect()
 }
 
-/// One that `count` ranges of three bytes lie in, ten bytes apart.
+/// An assembler with `count` ranges of three bytes, ten bytes apart.
 fn scattered(count: u32, limits: QueueLimits) -> Assembler {
     let mut assembler = Assembler::new(FIRST);
     for range in 0..count {
@@ -110,8 +110,8 @@ fn a_hole_before_much_is_filled_without_copying_it() {
 }
 
 proptest! {
-    /// Whatever comes in whatever order and overlap: what is in order is what
-    /// was sent, and what is reported as held is held.
+    /// For any order and overlap of segments, the data in order is the data sent, and
+    /// data reported as held is held.
     #[test]
     fn order_is_restored(
         segments in prop::collection::vec((0usize..600, 1usize..80, 0usize..90), 1..60),

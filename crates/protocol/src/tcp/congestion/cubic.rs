@@ -1,50 +1,49 @@
-//! CUBIC (RFC 9438): the window is a cubic function of the time since the last
-//! reduction, flat where it was reduced, so that it hardly depends on the round
-//! trip; on short paths it is NewReno's.
+//! CUBIC (RFC 9438): the window is a cubic function of the time since the last reduction,
+//! and flat where it was reduced. So it hardly depends on the round trip; on short paths
+//! it equals NewReno's window.
 //!
 //! In integers, so that every machine computes the same: bytes, microseconds, and
 //! the multiplications of the curve in 128 bits.
 
 use super::WINDOW_MAX;
 
-/// C of the RFC, 0.4 segments a cubed second, is that of a cubed microsecond:
-/// `C · 10⁻¹⁸ ≈ CURVE · 2^-CURVE_SHIFT`, to eight digits.
+/// The RFC's C, 0.4 segments per cubed second, converted to cubed microseconds: `C ·
+/// 10⁻¹⁸ ≈ CURVE · 2^-CURVE_SHIFT`, to eight digits.
 const CURVE: u128 = 15_474_250;
 const CURVE_SHIFT: u32 = 85;
 
-/// Cubed microseconds for each segment: `10¹⁸ / C`.
+/// Cubed microseconds per segment: `10¹⁸ / C`.
 const CUBED_MICROSECONDS: u128 = 2_500_000_000_000_000_000;
 
-/// From here on the curve is beyond [`WINDOW_MAX`] with segments of 76 bytes,
-/// the smallest; in microseconds, below 2²⁹, so that nothing overflows.
+/// From here on the curve is beyond [`WINDOW_MAX`] with segments of 76 bytes, the
+/// smallest. In microseconds, and below 2²⁹, so that nothing overflows.
 const DISTANCE_MAX: u64 = (1 << 29) - 1;
 
-/// Longer is as good as for ever; in milliseconds.
+/// A longer time counts as this; in milliseconds.
 const ELAPSED_MAX: u32 = 1 << 20;
 
-/// What an acknowledgment says while the window is full.
+/// An acknowledgment that arrives while the window is full.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Full {
     pub(super) bytes: u32,
     pub(super) mss: u32,
     /// The smoothed round trip, in microseconds.
     pub(super) srtt: u32,
-    /// The time, in milliseconds that wrap.
+    /// The current time, in milliseconds that wrap.
     pub(super) now: u32,
 }
 
-/// What CUBIC remembers from one reduction to the next. The default is that of a
-/// connection without a loss.
+/// CUBIC's state from one reduction to the next. The default is that of a connection
+/// without a loss.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Cubic {
-    /// `W_max`: where the curve is flat, in bytes.
+    /// `W_max`: the plateau of the curve, in bytes.
     pub(super) maximum: u32,
-    /// `W_est`: what NewReno's window would be.
+    /// `W_est`: the window that NewReno would have.
     pub(super) estimate: u32,
-    /// `K`: from the beginning of the epoch to the flat of the curve, in
-    /// microseconds.
+    /// `K`: from the beginning of the epoch to the plateau of the curve, in microseconds.
     pub(super) until_flat: u32,
-    /// `t`: how long the epoch has lasted, pauses not counted, in milliseconds.
+    /// `t`: how long the epoch has lasted, without pauses, in milliseconds.
     pub(super) elapsed: u32,
     /// When the last acknowledgment came, in milliseconds that wrap.
     pub(super) last: u32,
@@ -54,7 +53,7 @@ pub(super) struct Cubic {
     pub(super) before: u32,
     /// An epoch has begun since the last reduction.
     pub(super) running: bool,
-    /// No loss has shown where the path is full: `maximum` is but a beginning.
+    /// No loss has shown yet where the path is full: `maximum` is only a starting value.
     pub(super) blind: bool,
     /// `running` and `blind` before the last reduction.
     pub(super) before_flags: (bool, bool),
@@ -78,9 +77,9 @@ impl Default for Cubic {
 }
 
 impl Cubic {
-    /// The window after `bytes` were acknowledged in congestion avoidance and
-    /// the window was full (RFC 9438 §4.2 to §4.5). `prior` is `cwnd_prior`, the
-    /// window before the last reduction.
+    /// Returns the window after `bytes` were acknowledged in congestion avoidance while
+    /// the window was full (RFC 9438 §4.2 to §4.5). `prior` is `cwnd_prior`, the window
+    /// before the last reduction.
     #[inline]
     pub(super) fn avoid(&mut self, window: u32, prior: u32, acknowledged: &Full) -> u32 {
         let &Full {
@@ -92,8 +91,8 @@ impl Cubic {
         if !self.running {
             self.begin(window, mss, now);
         }
-        // A longer gap than a round trip is a pause: nothing was in flight, or
-        // too little. What is sent after it takes a round trip to be answered.
+        // A gap longer than a round trip is a pause: nothing was in flight, or too
+        // little. Data sent after it takes a round trip to be answered.
         let gap = now.wrapping_sub(self.last).min(srtt / 1000 + 1);
         self.last = now;
         self.elapsed = (self.elapsed + gap).min(ELAPSED_MAX);
@@ -106,13 +105,14 @@ impl Cubic {
         let limit = (window + window / 2).min(WINDOW_MAX);
         let mut target = self.curve(elapsed + u64::from(srtt), mss);
         if self.blind {
-            // The curve has no maximum to begin from and would be flat for many
-            // round trips of a short path: a twentieth a round trip, as Linux
+            // The curve has no maximum to start from and would be flat for many round
+            // trips of a short path. So it grows by a twentieth per round trip, as Linux
             // has it (its `cnt` of 20).
             target = target.max(window + window / 20);
         }
         let growth = target.min(limit).saturating_sub(window);
-        // To the nearest: rounded down, many small ones would be nothing.
+        // Round to the nearest: rounded down, many small increments would add up to
+        // nothing.
         let window = window.max(1);
         let growth = u64::from(growth) * u64::from(bytes) + u64::from(window / 2);
         let growth = growth / u64::from(window);
@@ -124,14 +124,14 @@ impl Cubic {
         }
     }
 
-    /// The window was not full when an acknowledgment came: the time since the
-    /// last does not count (§4.2, "MUST NOT").
+    /// Records that the window was not full when an acknowledgment came: the time since
+    /// the last one does not count (§4.2, "MUST NOT").
     #[inline]
     pub(super) fn pause(&mut self, now: u32) {
         self.last = now;
     }
 
-    /// Congestion avoidance begins with this window (§4.2).
+    /// Starts congestion avoidance with this window (§4.2).
     #[cold]
     fn begin(&mut self, window: u32, mss: u32, now: u32) {
         self.running = true;
@@ -148,7 +148,7 @@ impl Cubic {
         }
     }
 
-    /// `W_cubic(t)` of microseconds (§4.2, figure 1).
+    /// `W_cubic(t)` for a time in microseconds (§4.2, figure 1).
     #[inline]
     fn curve(&self, time: u64, mss: u32) -> u32 {
         let flat = u64::from(self.until_flat);
@@ -164,8 +164,8 @@ impl Cubic {
         }
     }
 
-    /// Moves `W_est` (§4.3), a segment at a time: α of it for every window that
-    /// is acknowledged, and all of it once it is where the window was reduced.
+    /// Advances `W_est` (§4.3) in whole segments: α segments for every acknowledged
+    /// window, and a whole segment once `W_est` has reached the window of the reduction.
     #[inline]
     fn estimate(&mut self, window: u32, prior: u32, bytes: u32, mss: u32) {
         let needed = if self.estimate < prior {
@@ -181,9 +181,9 @@ impl Cubic {
         }
     }
 
-    /// The threshold after a loss or a mark: β of the window (§4.6), which itself
-    /// becomes `W_max`, or less of it if it had not come back to where it was
-    /// (§4.7, fast convergence: room for a newcomer).
+    /// The threshold after a loss or a mark: β of the window (§4.6). The window itself
+    /// becomes `W_max`, or less of it if it had not regained its earlier value (§4.7,
+    /// fast convergence: room for a newcomer).
     pub(super) fn reduced(&mut self, window: u32) -> u32 {
         self.before = self.maximum;
         self.before_flags = (self.running, self.blind);
@@ -198,15 +198,15 @@ impl Cubic {
         (u64::from(window) * 7 / 10) as u32
     }
 
-    /// After a timeout the next epoch begins where slow start ends, whatever was
-    /// known (§4.8; Linux `bictcp_reset`).
+    /// Clears the state: after a timeout the next epoch begins where slow start ends,
+    /// whatever was known (§4.8; Linux `bictcp_reset`).
     pub(super) fn forget(&mut self) {
         self.maximum = 0;
         self.blind = true;
         self.running = false;
     }
 
-    /// What the arithmetic relies on.
+    /// Whether the invariants of the arithmetic hold.
     pub(super) fn is_sound(&self) -> bool {
         self.maximum <= WINDOW_MAX
             && self.before <= WINDOW_MAX
@@ -215,20 +215,20 @@ impl Cubic {
             && self.counted <= 2 * WINDOW_MAX
     }
 
-    /// The last reduction was for a loss that was none (§4.9). The epoch that it
-    /// ended goes on, unless another has begun.
+    /// Undoes the last reduction, whose loss was spurious (§4.9). The epoch that it ended
+    /// continues, unless another has begun.
     pub(super) fn undo(&mut self) {
         self.maximum = self.before;
         let (was_running, was_blind) = self.before_flags;
-        // The marks of the epoch are still there if no other has begun; else one
-        // begins anew, on the same curve.
+        // The marks of the epoch are still there if no other epoch has begun. Otherwise a
+        // new one begins on the same curve.
         self.running = was_running && !self.running;
         self.blind = was_blind;
     }
 }
 
-/// The largest number whose cube is not greater. At most 2⁸⁴ is asked, of a
-/// window's worth of the smallest segments.
+/// The largest integer whose cube is not greater. The argument is at most 2⁸⁴, for a
+/// window of the smallest segments.
 fn cube_root(cube: u128) -> u32 {
     let mut root = 0u128;
     for bit in (0..29).rev() {

@@ -4,7 +4,7 @@ use proptest::prelude::*;
 
 use super::*;
 
-/// RFC 9438 as it is written, one acknowledgment at a time.
+/// RFC 9438 as written, one acknowledgment at a time.
 #[derive(Clone, Debug, Default)]
 struct Model {
     window: f64,
@@ -66,11 +66,11 @@ impl Model {
     }
 }
 
-/// Both, side by side, on a path that is always full.
+/// The model and the code, side by side, on a path that is always full.
 struct Pair {
     cubic: Cubic,
     window: u32,
-    /// Before the last reduction.
+    /// The window before the last reduction.
     prior: u32,
     model: Model,
     /// In microseconds.
@@ -94,7 +94,7 @@ impl Pair {
         }
     }
 
-    /// Acknowledgments of `each` bytes, evenly over a round trip.
+    /// A round trip of evenly spaced acknowledgments of `each` bytes.
     fn round(&mut self, each: u32, srtt: u32) {
         let count = (self.window / each).max(1);
         for _ in 0..count {
@@ -124,12 +124,12 @@ impl Pair {
         self.window = self.cubic.reduced(self.window);
         self.model.reduced();
         if near {
-            // Less than before, or not: a hair may decide.
+            // Whether it is less than before can depend on a tiny difference.
             self.model.maximum = self.cubic.maximum.into();
         }
     }
 
-    /// Within a segment or a hundredth.
+    /// Whether they agree within a segment or a hundredth.
     fn agree(&self) -> bool {
         let apart = (f64::from(self.window) - self.model.window).abs();
         apart <= f64::from(self.mss).max(self.model.window / 100.0)
@@ -158,7 +158,7 @@ proptest! {
         }
     }
 
-    /// No input makes it overflow, shrink or leap.
+    /// No input makes it overflow, shrink or jump.
     #[test]
     fn nothing_overflows(
         window in 0u32..=WINDOW_MAX, bytes: u32, mss in 76u32..65_536, srtt: u32,
@@ -192,7 +192,7 @@ fn cube_roots_are_exact() {
     }
 }
 
-/// The average window, in segments, when one of so many segments is lost.
+/// The average window, in segments, when one in `one_of` segments is lost.
 fn average(one_of: u64, round_trip: u32, cycles: u64) -> f64 {
     const MSS: u32 = 1500;
     let mut pair = Pair::new(10 * MSS, MSS, 0);
@@ -213,8 +213,8 @@ fn average(one_of: u64, round_trip: u32, cycles: u64) -> f64 {
     counted as f64 / rounds as f64
 }
 
-/// RFC 9438 §5.1, tables 1 and 2, the columns of C = 0.4: where the cubic region
-/// is, the average is `(C · 3.7 / 1.2)^¼ · (RTT / p)^¾`, and NewReno's elsewhere.
+/// RFC 9438 §5.1, tables 1 and 2, the columns of C = 0.4. In the cubic region the average
+/// is `(C · 3.7 / 1.2)^¼ · (RTT / p)^¾`; elsewhere it is NewReno's.
 #[test]
 fn the_average_window_is_that_of_the_rfcs_tables() {
     for (round_trip, one_of, expected) in [
@@ -272,10 +272,10 @@ fn a_flow_that_did_not_come_back_makes_room() {
     let mut cubic = Cubic::default();
     assert_eq!(cubic.reduced(100_000), 70_000);
     assert_eq!(cubic.maximum, 100_000);
-    // Lost again at 90,000: the curve is to be flat at 85 % of it.
+    // Lost again at 90,000: the curve must be flat at 85 % of it.
     assert_eq!(cubic.reduced(90_000), 63_000);
     assert_eq!(cubic.maximum, 76_500);
-    // And at more than that: no room to be made.
+    // Lost above that: no room needs to be made.
     assert_eq!(cubic.reduced(80_000), 56_000);
     assert_eq!(cubic.maximum, 80_000);
 }
@@ -291,7 +291,7 @@ fn a_pause_does_not_count() {
             pair.round(10 * MSS, 100_000);
         }
     }
-    // Idle for a minute; then not able to fill the window for another.
+    // Idle for a minute; then unable to fill the window for another.
     paused.now += 60_000_000;
     paused.round(10 * MSS, 100_000);
     steady.round(10 * MSS, 100_000);
@@ -349,7 +349,7 @@ fn after_a_timeout_nothing_is_known() {
     pair.window = threshold;
     pair.round(10 * MSS, 100_000);
     assert_eq!((pair.cubic.until_flat, pair.cubic.maximum), (0, threshold));
-    // A twentieth a round trip.
+    // A twentieth per round trip.
     let growth = pair.window - threshold;
     assert!(growth.abs_diff(threshold / 20) < 2 * MSS, "{growth}");
 }

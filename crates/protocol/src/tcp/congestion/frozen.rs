@@ -1,4 +1,4 @@
-//! Congestion control as bytes and back (see [`super::super::freeze`]).
+//! Converts congestion control to bytes and back (see [`super::super::freeze`]).
 
 use super::super::freeze::Codec;
 use super::super::send::milliseconds;
@@ -16,7 +16,7 @@ impl Congestion {
 }
 
 impl Controller {
-    /// Every field through a codec.
+    /// Passes every field through a codec.
     pub(in super::super) fn with<C: Codec>(&self, codec: &mut C) -> Self {
         Self {
             window: codec.u32(self.window),
@@ -33,7 +33,7 @@ fn algorithm<C: Codec>(algorithm: Algorithm, codec: &mut C) -> Algorithm {
         Algorithm::Cubic(_) => 1,
         Algorithm::NewReno(_) => 2,
     });
-    // Thawing, what is read takes the place of a default.
+    // When thawing, the values read replace the defaults.
     match kind {
         0 => {
             let hystart = match algorithm {

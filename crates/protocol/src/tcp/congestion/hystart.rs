@@ -1,9 +1,9 @@
-//! HyStart++ (RFC 9406): leaves the first slow start when the round trip rises,
-//! before the queue that makes it rise overflows.
+//! HyStart++ (RFC 9406): leaves the first slow start when the round trip rises, before
+//! the growing queue overflows.
 
 use tidewall_wire::tcp::before;
 
-/// Samples a round must have to be judged by (`N_RTT_SAMPLE`).
+/// Samples that a round needs to be judged (`N_RTT_SAMPLE`).
 const SAMPLES: u8 = 8;
 
 /// The least and the largest rise that counts, in microseconds
@@ -13,25 +13,25 @@ const RISE_MIN: u32 = 4_000;
 const RISE_MAX: u32 = 16_000;
 const RISE_DIVISOR: u32 = 8;
 
-/// What growth is divided by in conservative slow start (`CSS_GROWTH_DIVISOR`),
-/// and the rounds that it lasts (`CSS_ROUNDS`). The RFC recommends 4; five rounds
-/// of a quarter triple the window, which overflows most queues after all.
+/// Divisor of growth in conservative slow start (`CSS_GROWTH_DIVISOR`), and its number of
+/// rounds (`CSS_ROUNDS`). The RFC recommends 4; five rounds of a quarter triple the
+/// window, which overflows most queues after all.
 const CONSERVATIVE_DIVISOR: u32 = 8;
 const CONSERVATIVE_ROUNDS: u8 = 5;
 
 /// No round trip was measured.
 const NONE: u32 = u32::MAX;
 
-/// What is remembered of the first slow start. Round trips in microseconds.
+/// State of the first slow start. Round trips in microseconds.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct HyStart {
     /// The round ends when this is acknowledged (`windowEnd`).
     pub(super) end: u32,
-    /// The least of the round before (`lastRoundMinRTT`).
+    /// The least round trip of the previous round (`lastRoundMinRTT`).
     pub(super) last: u32,
-    /// The least of this round (`currentRoundMinRTT`).
+    /// The least round trip of this round (`currentRoundMinRTT`).
     pub(super) current: u32,
-    /// The least when conservative slow start began (`cssBaselineMinRtt`).
+    /// The least round trip when conservative slow start began (`cssBaselineMinRtt`).
     pub(super) baseline: u32,
     /// Samples of this round (`rttSampleCount`).
     pub(super) samples: u8,
@@ -41,10 +41,10 @@ pub(super) struct HyStart {
     pub(super) begun: bool,
 }
 
-/// What slow start is to do with an acknowledgment.
+/// Slow start's action on an acknowledgment.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) enum Verdict {
-    /// Grow by what is acknowledged, divided by so much.
+    /// Grow by the acknowledged bytes, divided by this.
     Grow(u32),
     /// The path is full: congestion avoidance begins.
     Leave,
@@ -65,8 +65,8 @@ impl Default for HyStart {
 }
 
 impl HyStart {
-    /// `first` is now the first unacknowledged byte, `next` the next to be sent
-    /// (RFC 9406 §4.2).
+    /// Processes an acknowledgment. `first` is now the first unacknowledged byte, `next`
+    /// the next to be sent (RFC 9406 §4.2).
     #[inline]
     pub(super) fn acknowledged(
         &mut self,
@@ -94,7 +94,7 @@ impl HyStart {
         if self.rounds == 0 {
             return verdict;
         }
-        // A thawed state may say more.
+        // A thawed state may exceed the limit.
         if self.rounds >= CONSERVATIVE_ROUNDS {
             return Verdict::Leave;
         }
@@ -112,12 +112,12 @@ impl HyStart {
             let rise = (self.last / RISE_DIVISOR).clamp(RISE_MIN, RISE_MAX);
             if self.last != NONE && self.current >= self.last.saturating_add(rise) {
                 self.baseline = self.current;
-                // The round in which it begins counts, partial as it is.
+                // The round in which it begins counts, although it is partial.
                 self.rounds = 1;
             }
         } else if self.rounds > 1 && self.current < self.baseline {
-            // It was jitter. Asked of whole rounds only: within the one in which
-            // it began, the bursts of slow start let round trips rise and fall.
+            // It was jitter. Only whole rounds are tested: within the first one, the
+            // bursts of slow start make round trips rise and fall.
             self.baseline = NONE;
             self.rounds = 0;
         }

@@ -1,6 +1,6 @@
-//! How much may be in flight. Recovery decides *what* is retransmitted; this
-//! decides how much: the window and the threshold of slow start are kept here,
-//! whatever the algorithm that moves them.
+//! How much may be in flight. Recovery decides *what* is retransmitted; this module
+//! decides how much. It keeps the window and the slow start threshold, whatever algorithm
+//! moves them.
 
 mod cubic;
 mod frozen;
@@ -27,10 +27,10 @@ pub enum Congestion {
 }
 
 impl Congestion {
-    /// Every one.
+    /// All algorithms.
     pub const ALL: [Self; 2] = [Self::Cubic, Self::NewReno];
 
-    /// The name by which Linux knows it.
+    /// The name that Linux uses.
     #[must_use]
     pub const fn name(self) -> &'static str {
         match self {
@@ -39,15 +39,15 @@ impl Congestion {
         }
     }
 
-    /// The algorithm of a name, as `TCP_CONGESTION` has it; none is called so
-    /// otherwise (Linux: `ENOENT`).
+    /// The algorithm of a name, as `TCP_CONGESTION` has it; `None` for an unknown name
+    /// (Linux: `ENOENT`).
     #[must_use]
     pub fn from_name(name: &str) -> Option<Self> {
         Self::ALL.into_iter().find(|known| known.name() == name)
     }
 }
 
-/// What an acknowledgment of new data says.
+/// An acknowledgment of new data.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Acknowledged {
     /// SND.UNA after it.
@@ -56,11 +56,11 @@ pub(super) struct Acknowledged {
     pub(super) next: u32,
     /// Bytes newly acknowledged.
     pub(super) bytes: u32,
-    /// The most bytes that were in flight lately.
+    /// The most bytes in flight recently.
     pub(super) in_flight: u32,
-    /// That was all of the window then.
+    /// That was the whole window then.
     pub(super) limited: bool,
-    /// A round trip measured with it, in microseconds.
+    /// A round trip measured by it, in microseconds.
     pub(super) round_trip: Option<u32>,
     /// The smoothed round trip, in microseconds.
     pub(super) srtt: u32,
@@ -68,12 +68,12 @@ pub(super) struct Acknowledged {
     pub(super) mss: u32,
 }
 
-/// No window grows beyond what a scaled window field can say.
+/// No window grows beyond what a scaled window field can express.
 const WINDOW_MAX: u32 = 1 << 30;
 
 #[derive(Clone, Copy, Debug)]
 enum Algorithm {
-    /// CUBIC before it has left slow start for the first time.
+    /// CUBIC until it leaves slow start for the first time.
     HyStart(HyStart),
     Cubic(Cubic),
     NewReno(NewReno),
@@ -102,7 +102,7 @@ pub(super) struct Controller {
 }
 
 impl Controller {
-    /// With an initial window of so many bytes.
+    /// Starts with an initial window of `initial` bytes.
     pub(super) fn new(initial: u32, congestion: Congestion) -> Self {
         Self {
             window: initial,
@@ -119,7 +119,7 @@ impl Controller {
         }
     }
 
-    /// Another algorithm goes on from the window and the threshold.
+    /// Switches the algorithm; the new one continues from the window and the threshold.
     pub(super) fn set_congestion(&mut self, congestion: Congestion) {
         if congestion != self.congestion() {
             self.algorithm = Algorithm::new(congestion);
@@ -127,8 +127,8 @@ impl Controller {
         }
     }
 
-    /// HyStart++ is for the first slow start alone (RFC 9406 §4.3): what follows
-    /// has a threshold.
+    /// HyStart++ is for the first slow start alone (RFC 9406 §4.3): later ones have a
+    /// threshold.
     fn leave_first_slow_start(&mut self) {
         if let Algorithm::HyStart(_) = self.algorithm
             && self.threshold != u32::MAX
@@ -148,7 +148,7 @@ impl Controller {
         self.threshold
     }
 
-    /// New data was acknowledged, outside fast recovery.
+    /// Processes an acknowledgment of new data, outside fast recovery.
     #[inline]
     pub(super) fn on_acknowledged(&mut self, acknowledged: &Acknowledged) {
         let &Acknowledged {
@@ -161,15 +161,15 @@ impl Controller {
         } = acknowledged;
         if self.window < self.threshold {
             let divisor = self.slow_start_divisor(acknowledged);
-            // A window that was not even half used says nothing of the path
+            // A window that was not even half used carries no information about the path
             // (RFC 7661); Linux has the same test.
             if !limited && in_flight.saturating_mul(2) <= self.window {
                 return;
             }
-            // L = 2 (RFC 3465 §2.2), or 8 (RFC 9406 §4.2), is for acknowledgments
-            // of a few segments; ours and Linux's receivers coalesce a batch into
-            // one, so all counts, up to the threshold. What one covers beyond is
-            // avoidance's.
+            // L = 2 (RFC 3465 §2.2), or 8 (RFC 9406 §4.2), assumes acknowledgments of a
+            // few segments. Our receivers and Linux's coalesce a batch into one, so all
+            // bytes count, up to the threshold. Bytes beyond it count for congestion
+            // avoidance.
             let growth = (bytes / divisor).min(self.threshold.saturating_sub(self.window));
             self.window = self.window.saturating_add(growth).min(WINDOW_MAX);
             if self.window < self.threshold {
@@ -200,8 +200,8 @@ impl Controller {
         };
     }
 
-    /// What the growth of slow start is divided by; the threshold comes down when
-    /// HyStart++ ends it.
+    /// The divisor of slow start's growth; the threshold falls when HyStart++ ends slow
+    /// start.
     #[inline]
     fn slow_start_divisor(&mut self, acknowledged: &Acknowledged) -> u32 {
         let Algorithm::HyStart(hystart) = &mut self.algorithm else {
@@ -219,8 +219,7 @@ impl Controller {
         }
     }
 
-    /// The window is reduced, for a loss, a timeout or a mark (RFC 5681 §3.1,
-    /// RFC 9438 §4.6).
+    /// Reduces the window for a loss, a timeout or a mark (RFC 5681 §3.1, RFC 9438 §4.6).
     fn reduce(&mut self, mss: u32) {
         self.before = (self.window, self.threshold);
         let window = self.window;
@@ -234,20 +233,20 @@ impl Controller {
                 reduced
             }
         };
-        // Whole segments, as Linux counts: what is less is never sent.
+        // Whole segments, as Linux counts: less than a segment is never sent.
         let reduced = reduced - reduced % mss.max(1);
         self.threshold = reduced.max(2 * mss);
     }
 
-    /// A loss was detected, or a mark of congestion has come; fast recovery
-    /// begins. The window is the threshold then, unless recovery sets another.
+    /// A loss was detected, or a congestion mark has come; fast recovery begins. The
+    /// window becomes the threshold, unless recovery sets another.
     pub(super) fn on_loss(&mut self, mss: u32) {
         self.reduce(mss);
         self.window = self.threshold;
     }
 
-    /// The retransmission timer has expired; `first` unless it is for data that
-    /// it expired for before, or that was reduced for already.
+    /// The retransmission timer has expired. `first` is false for data whose timer
+    /// expired before, or for which the window was reduced already.
     pub(super) fn on_timeout(&mut self, mss: u32, first: bool) {
         if first {
             self.reduce(mss);
@@ -258,10 +257,10 @@ impl Controller {
         self.window = mss;
     }
 
-    /// Nothing was in flight for `idle`, longer than the retransmission timeout:
-    /// half of the window for each (RFC 2861 §3, Linux `tcp_cwnd_restart`), down
-    /// to `initial`, what a connection begins with (RFC 5681 §4.1). The threshold remembers
-    /// three quarters of it.
+    /// Nothing was in flight for `idle`, longer than the retransmission timeout. The
+    /// window is halved once per timeout (RFC 2861 §3, Linux `tcp_cwnd_restart`), down to
+    /// the initial window `initial` (RFC 5681 §4.1). The threshold remembers three
+    /// quarters of it.
     pub(super) fn on_idle(&mut self, idle: Duration, timeout: Duration, initial: u32) {
         self.threshold = self.remembered();
         let least = initial.min(self.window);
@@ -273,9 +272,9 @@ impl Controller {
         self.window = self.window.max(least);
     }
 
-    /// For a retransmission timeout no more than `used` bytes were in flight,
-    /// though more might have been: half of what was not used is no longer known
-    /// to be there (RFC 2861 §3, Linux `tcp_cwnd_application_limited`).
+    /// For a retransmission timeout at most `used` bytes were in flight, though more were
+    /// allowed. Half of the unused part is dropped, since it is no longer validated (RFC
+    /// 2861 §3, Linux `tcp_cwnd_application_limited`).
     pub(super) fn on_application_limited(&mut self, used: u32, initial: u32) {
         let used = used.max(initial);
         if used < self.window {
@@ -284,13 +283,12 @@ impl Controller {
         }
     }
 
-    /// The threshold, were the window to be given up (Linux
-    /// `tcp_current_ssthresh`).
+    /// The threshold to keep if the window is given up (Linux `tcp_current_ssthresh`).
     fn remembered(&self) -> u32 {
         self.threshold.max(self.window / 4 * 3)
     }
 
-    /// What the arithmetic relies on; for what was thawed.
+    /// Whether the invariants of the arithmetic hold; checked for a thawed state.
     pub(super) fn is_sound(&self) -> bool {
         let algorithm = match &self.algorithm {
             Algorithm::HyStart(_) => self.threshold == u32::MAX,
@@ -300,12 +298,12 @@ impl Controller {
         self.window <= WINDOW_MAX && self.before.0 <= WINDOW_MAX && algorithm
     }
 
-    /// What recovery allows while it lasts.
+    /// Sets the window that recovery allows while it lasts.
     pub(super) fn set_window(&mut self, bytes: u32) {
         self.window = bytes.min(WINDOW_MAX);
     }
 
-    /// The last reduction was for a loss that was none (RFC 9438 §4.9).
+    /// Undoes the last reduction, whose loss was spurious (RFC 9438 §4.9).
     pub(super) fn undo(&mut self) {
         let (window, threshold) = self.before;
         self.window = self.window.max(window);

@@ -1,4 +1,4 @@
-//! NewReno (RFC 5681, with RFC 3465's counting of bytes).
+//! NewReno (RFC 5681, with the byte counting of RFC 3465).
 
 use super::WINDOW_MAX;
 
@@ -9,8 +9,8 @@ pub(super) struct NewReno {
 }
 
 impl NewReno {
-    /// The window after `bytes` were acknowledged in congestion avoidance: a
-    /// segment more for every window acknowledged.
+    /// The window after `bytes` were acknowledged in congestion avoidance: one segment
+    /// more per acknowledged window.
     #[inline]
     pub(super) fn avoid(&mut self, window: u32, bytes: u32, mss: u32) -> u32 {
         self.counted = self.counted.saturating_add(bytes);
@@ -21,10 +21,10 @@ impl NewReno {
         window.saturating_add(mss).min(WINDOW_MAX)
     }
 
-    /// The threshold after a loss: half of the window. RFC 5681's equation 4
-    /// halves what is in flight, which of a response that is nearly over is next
-    /// to nothing; a window that is not used does not grow, so it is as good a
-    /// measure (as Linux, and as RFC 9438 §4.6 allows).
+    /// The threshold after a loss: half of the window. RFC 5681's equation 4 halves the
+    /// bytes in flight, which are next to nothing near the end of a response. A window
+    /// that is not used does not grow, so it is as good a measure (as Linux, and as RFC
+    /// 9438 §4.6 allows).
     pub(super) fn reduced(&mut self, window: u32) -> u32 {
         self.counted = 0;
         window / 2

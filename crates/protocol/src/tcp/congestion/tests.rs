@@ -33,7 +33,7 @@ fn names_are_linuxs() {
     assert_eq!(Congestion::default().name(), "cubic");
     assert_eq!(Congestion::from_name("reno"), Some(Congestion::NewReno));
     assert_eq!(Congestion::from_name("bbr"), None);
-    // What an idle connection has of it.
+    // The part that an idle connection holds.
     assert!(size_of::<Controller>() <= 48, "{}", size_of::<Controller>());
 }
 
@@ -112,7 +112,7 @@ fn a_timeout_begins_with_one_segment_and_reduces_once() {
         assert_eq!(state(&controller), (MSS, expected * MSS));
         controller.on_timeout(MSS, false);
         assert_eq!(state(&controller), (MSS, expected * MSS));
-        // Slow start up to the threshold, what is beyond is avoidance's.
+        // Slow start up to the threshold; congestion avoidance beyond it.
         for _ in 1..expected {
             let full = controller.window();
             acknowledge(&mut controller, MSS, full);
@@ -167,7 +167,7 @@ fn idleness_halves_the_window_for_each_timeout() {
         assert_eq!(idle(ms(301)), window / 2);
         assert_eq!(idle(ms(601)), (window / 4).max(10 * MSS));
         assert_eq!(idle(Duration::MAX), 10 * MSS);
-        // Three quarters are remembered where the threshold says less.
+        // Three quarters are remembered if the threshold is lower.
         controller.window = 1000 * MSS;
         controller.on_idle(ms(5000), ms(300), 10 * MSS);
         assert_eq!(controller.threshold(), 750 * MSS);
@@ -219,21 +219,21 @@ fn another_algorithm_goes_on_from_the_window() {
 /// A sender that always has data, a link with a drop-tail queue, and a receiver
 /// that acknowledges every second segment.
 struct Path {
-    /// Bytes a second.
+    /// Bytes per second.
     rate: u64,
-    /// There and back, without queueing.
+    /// The round trip without queueing.
     round_trip: Duration,
-    /// Bytes.
+    /// Size of the queue, in bytes.
     queue: u64,
 }
 
-/// How the first slow start ended.
+/// The end of the first slow start.
 #[derive(Debug)]
 struct Ended {
     window: u32,
     at: Duration,
     lost: bool,
-    /// In conservative slow start.
+    /// Whether it ended in conservative slow start.
     conservative: bool,
 }
 
@@ -307,16 +307,16 @@ fn a_rising_round_trip_ends_the_first_slow_start() {
             round_trip: ms(round_trip),
             queue: queue * product,
         };
-        // A queue that holds what five rounds of conservative slow start add.
+        // The queue holds what five rounds of conservative slow start add.
         let ended = path(8).first_slow_start(|_| Duration::ZERO);
         assert!(!ended.lost, "{rate} B/s at {round_trip} ms: {ended:?}");
         assert!(ended.window > product as u32, "{ended:?}");
-        // One that does not overflows gently: the window no longer doubles.
+        // A smaller queue overflows gently: the window no longer doubles.
         let ended = path(3).first_slow_start(|_| Duration::ZERO);
         gentle += u32::from(!ended.lost || ended.conservative);
     }
-    // A rise that goes again as the window passes the path's product may be taken
-    // for jitter.
+    // A rise that disappears as the window passes the path's product may be mistaken for
+    // jitter.
     assert!(gentle >= 3, "{gentle} of 4");
 }
 

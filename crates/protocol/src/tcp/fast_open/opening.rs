@@ -7,23 +7,23 @@ use crate::tcp::connection::{Connection, MSS_MIN, Pending};
 use crate::tcp::timers::Timer;
 use crate::tcp::{Config, Errno, FourTuple, Segment, State, Time, microseconds, timestamp};
 
-/// Room that is left in a SYN with data for options that middleboxes add: all
-/// that a header has (as Linux).
+/// Space left in a SYN with data for options that middleboxes add: as much as a header
+/// can hold (as Linux).
 const OPTIONS_MAX: u16 = 40;
 
-/// The timeout in a row that makes a client suspect a black hole, counted from
-/// zero (as Linux).
+/// The consecutive timeout, counted from zero, at which a client suspects a black hole
+/// (as Linux).
 const BLACK_HOLE_RETRIES: u8 = 2;
 
-/// What a connection that uses Fast Open remembers of it; others have none.
+/// Fast Open state of a connection that uses it; others have none.
 #[derive(Clone, Copy)]
 pub(in crate::tcp) struct FastOpenState {
     pub(in crate::tcp) flags: u16,
-    /// What the first SYN may carry of data.
+    /// Bytes of data that the first SYN may carry.
     pub(in crate::tcp) room: u16,
-    /// The option of the first SYN or SYN-ACK; then the cookie that has come.
+    /// The option of the first SYN or SYN-ACK; then the cookie received.
     pub(in crate::tcp) option: Option<FastOpen>,
-    /// Of a connection that a SYN has opened: the sequence number of that.
+    /// For a connection opened by a SYN, that SYN's sequence number.
     pub(in crate::tcp) remote_isn: u32,
     /// When it was opened.
     pub(in crate::tcp) since: Time,
@@ -36,31 +36,31 @@ impl FastOpenState {
     const DATA: u16 = 2;
     /// Data in the SYN was taken.
     const TAKEN: u16 = 4;
-    /// Opened by a SYN with a cookie, and our SYN-ACK is not acknowledged.
+    /// A SYN with a cookie opened the connection, and our SYN-ACK is not acknowledged.
     const ANSWERING: u16 = 8;
-    /// That SYN was not given yet.
+    /// That SYN was not passed in yet.
     const FRESH: u16 = 16;
     /// The option was of the experimental form.
     const EXPERIMENTAL: u16 = 32;
     /// No cookie was known.
     const NO_COOKIE: u16 = 64;
-    /// The SYN-ACK has left data out.
+    /// The SYN-ACK did not acknowledge the data.
     const NOT_TAKEN: u16 = 128;
-    /// And the SYN was retransmitted.
+    /// The SYN-ACK did not acknowledge the data, and the SYN was retransmitted.
     const SYN_RETRANSMITTED: u16 = 256;
-    /// The owner has something to learn.
+    /// The owner has an outcome to learn.
     const OUTCOME: u16 = 512;
     /// See [`FastOpenOutcome::syn_lost`].
     const SYN_LOST: u16 = 1024;
-    /// A cookie was asked for and none was given.
+    /// A cookie was requested and none was given.
     const REFUSED: u16 = 2048;
-    /// The network may drop what has to do with Fast Open.
+    /// The network may drop segments that use Fast Open.
     const BLACK_HOLE: u16 = 4096;
-    /// The SYN with data was too large for the path: another goes without.
+    /// The SYN with data was too large for the path: the next one is sent without.
     const TOO_LARGE: u16 = 8192;
-    /// A writer waits with the rest of what the SYN has begun.
+    /// A writer waits with the rest of the data that the SYN began.
     const WRITER_WAITS: u16 = 16384;
-    /// The owner knows that the handshake has ended.
+    /// The owner has been notified that the handshake has ended.
     const REPORTED: u16 = 32768;
 
     pub(in crate::tcp) const fn new(now: Time) -> Self {
@@ -86,15 +86,15 @@ impl FastOpenState {
 }
 
 impl Connection {
-    /// Opens a connection actively as [`Connection::connect`], with Fast Open.
-    /// With a cookie, or `without_cookie` (where the network lets nobody forge
-    /// addresses: `tcp_fastopen` with 4), data that is written before the first
-    /// [`Connection::output`] goes with the SYN: [`Connection::write`] takes as
-    /// much as fits there. Otherwise the SYN asks for a cookie. A connection of frames
-    /// is opened without.
+    /// Opens a connection actively as [`Connection::connect`], with Fast Open. With a
+    /// cookie, or with `without_cookie`, data written before the first
+    /// [`Connection::output`] goes with the SYN: [`Connection::write`] accepts as much as
+    /// fits there. `without_cookie` is for a network in which addresses cannot be forged
+    /// (`tcp_fastopen` with 4). Otherwise the SYN requests a cookie. A connection of
+    /// frames is opened without Fast Open.
     ///
-    /// A SYN with data may reach the server's application twice (RFC 7413 §2.1):
-    /// the data must be such that this does no harm.
+    /// A SYN with data may reach the server's application twice (RFC 7413 §2.1); the data
+    /// must be safe to repeat.
     #[must_use]
     pub fn connect_fast(
         flow: FourTuple,
@@ -128,8 +128,8 @@ impl Connection {
         connection
     }
 
-    /// A writer waits with more than the SYN takes, and will write it as soon as the
-    /// connection is established: the SYN-ACK is acknowledged with that data
+    /// Announces that a writer has more data than the SYN holds and will write it once
+    /// the connection is established. The SYN-ACK is then acknowledged with that data
     /// (Linux looks at `sk_write_pending`). For [`Connection::connect_fast`].
     pub fn set_writer_waiting(&mut self) {
         if let Some(state) = &mut self.fast_open {
@@ -137,7 +137,7 @@ impl Connection {
         }
     }
 
-    /// The acknowledgment of the SYN-ACK waits for data, if any will come.
+    /// Makes the acknowledgment of the SYN-ACK wait for data, if any will come.
     pub(in crate::tcp) fn await_writer(&mut self, now: Time) {
         if self.fast_open_take(FastOpenState::WRITER_WAITS) && self.send.una == self.send.nxt {
             self.pending.clear(Pending::ANY_ACKNOWLEDGMENT);
@@ -157,8 +157,8 @@ impl Connection {
             .is_some_and(|state| state.take(flag))
     }
 
-    /// What the owner is to remember of the server, once, when it is known; see
-    /// [`FastOpenPeer::learn`].
+    /// The facts that the owner should remember of the server. Returned once, when they
+    /// are known; see [`FastOpenPeer::learn`].
     pub fn take_fast_open_outcome(&mut self) -> Option<FastOpenOutcome> {
         let mss = self.send.peer_mss;
         let state = self.fast_open.as_mut()?;
@@ -180,23 +180,23 @@ impl Connection {
         })
     }
 
-    /// True, once, when the network between here and the peer may be dropping
-    /// what has to do with Fast Open (RFC 7413 §7.3): the owner does without it
-    /// for a time (Linux: an hour, doubled each time).
+    /// True, once, when the network between here and the peer may be dropping segments
+    /// that use Fast Open (RFC 7413 §7.3). The owner then disables it for a time (Linux:
+    /// an hour, doubled each time).
     pub fn take_fast_open_black_hole(&mut self) -> bool {
         self.fast_open_take(FastOpenState::BLACK_HOLE)
     }
 
-    /// True while a connection that a SYN has opened waits for the acknowledgment
-    /// of its SYN-ACK. When it no longer is, the owner calls
-    /// ([`Listener::fast_open_done`](crate::tcp::Listener::fast_open_done)).
+    /// True while a connection opened by a SYN waits for the acknowledgment of its
+    /// SYN-ACK. When it turns false, the owner calls
+    /// [`Listener::fast_open_done`](crate::tcp::Listener::fast_open_done).
     pub fn is_fast_opening(&self) -> bool {
         self.state == State::SynReceived && self.is_opened_by_syn()
     }
 
-    /// Once, of a connection that a SYN has opened, when it is no longer fast
-    /// opening: whether it was reset, as
-    /// [`Listener::fast_open_done`](crate::tcp::Listener::fast_open_done) wants it.
+    /// Returns once, when a connection opened by a SYN is no longer fast opening, whether
+    /// it was reset. [`Listener::fast_open_done`](crate::tcp::Listener::fast_open_done)
+    /// takes that value.
     pub fn take_fast_open_done(&mut self) -> Option<bool> {
         if self.is_fast_opening() {
             return None;
@@ -211,19 +211,18 @@ impl Connection {
         Some(reset)
     }
 
-    /// True of one that [`Connection::connect_fast`] has made: what it finds out is
-    /// to be learned.
+    /// True for a connection made by [`Connection::connect_fast`]: its outcome is to be
+    /// learned.
     pub fn is_fast_open_client(&self) -> bool {
         self.fast_open_has(FastOpenState::ASKED)
     }
 
-    /// True while data that is written goes with the SYN, and none has been.
+    /// True while written data would go with the SYN, and none has been written.
     pub fn awaits_syn_data(&self) -> bool {
         self.send.buffer.len() == 0 && self.syn_room() > 0
     }
 
-    /// Whether data has travelled with the SYN and was taken
-    /// (`TCPI_OPT_SYN_DATA`).
+    /// Whether data travelled with the SYN and was accepted (`TCPI_OPT_SYN_DATA`).
     pub(in crate::tcp) fn took_syn_data(&self) -> bool {
         self.fast_open_has(FastOpenState::TAKEN)
     }
@@ -240,8 +239,8 @@ impl Connection {
         }
     }
 
-    /// Opened by a SYN with a cookie, and our SYN-ACK is not acknowledged: may be
-    /// used although in SYN-RECEIVED.
+    /// A SYN with a cookie opened the connection, and our SYN-ACK is not acknowledged. It
+    /// may be used although it is in SYN-RECEIVED.
     pub(in crate::tcp) fn is_opened_by_syn(&self) -> bool {
         self.fast_open_has(FastOpenState::ANSWERING)
     }
@@ -255,9 +254,8 @@ impl Connection {
         }
     }
 
-    /// The option of the SYN or SYN-ACK that is about to leave, and the bytes that
-    /// go with it: both with the first one only, for what comes again must get
-    /// through.
+    /// The option of the next SYN or SYN-ACK, and the bytes that go with it. Both go only
+    /// with the first one, since a retransmission must get through.
     pub(in crate::tcp) fn syn_extras(&self) -> (Option<FastOpen>, u32) {
         let first = self.send.retries == 0 && !self.fast_open_has(FastOpenState::TOO_LARGE);
         let Some(state) = self.fast_open.as_ref().filter(|_| first) else {
@@ -271,7 +269,7 @@ impl Connection {
         }
     }
 
-    /// The path does not carry the SYN with its data: without, it is small enough.
+    /// Sends the SYN without data: the path does not carry it with the data.
     pub(in crate::tcp) fn send_plain_syn(&mut self) {
         if let Some(state) = &mut self.fast_open
             && state.has(FastOpenState::DATA)
@@ -282,7 +280,7 @@ impl Connection {
         }
     }
 
-    /// A SYN or SYN-ACK has left, with so many bytes.
+    /// Records that a SYN or SYN-ACK has left with `bytes` of data.
     pub(in crate::tcp) fn syn_sent(&mut self, bytes: u32) {
         if let Some(state) = &mut self.fast_open {
             if bytes > 0 {
@@ -294,8 +292,8 @@ impl Connection {
         }
     }
 
-    /// Makes an established connection one that a SYN has opened: its SYN-ACK has
-    /// to be sent.
+    /// Turns an established connection into one opened by a SYN: its SYN-ACK must be
+    /// sent.
     pub(in crate::tcp) fn open_by_syn(
         &mut self,
         remote_isn: u32,
@@ -311,8 +309,8 @@ impl Connection {
         self.pending.add(Pending::SYNCHRONIZE);
     }
 
-    /// The SYN that has opened this connection: the first is to be taken, another
-    /// is a copy. False for any other segment.
+    /// Processes the SYN that opened this connection: the first is accepted, later ones
+    /// are copies. Returns false for any other segment.
     #[cold]
     pub(in crate::tcp) fn input_opening_syn(&mut self, segment: &Segment<'_>, now: Time) -> bool {
         let header = &segment.header;
@@ -337,7 +335,7 @@ impl Connection {
         true
     }
 
-    /// The SYN-ACK of a connection that a SYN has opened is acknowledged.
+    /// Processes the acknowledgment of the SYN-ACK of a connection opened by a SYN.
     pub(in crate::tcp) fn complete_fast_open(&mut self, now: Time) {
         let Some(state) = &mut self.fast_open else {
             return;
@@ -363,8 +361,8 @@ impl Connection {
         }
     }
 
-    /// Whether the timestamp that a SYN-ACK echoes is of no SYN of ours: it is then
-    /// an old duplicate, whatever it acknowledges (as Linux).
+    /// Whether the timestamp that a SYN-ACK echoes belongs to none of our SYNs. The
+    /// segment is then an old duplicate, whatever it acknowledges (as Linux).
     pub(in crate::tcp) fn is_stale_echo(&self, header: &Header, now: Time) -> bool {
         let Some(theirs) = header.options.timestamps.filter(|_| self.timestamps) else {
             return false;
@@ -374,15 +372,15 @@ impl Connection {
         theirs.echo != 0 && (before(theirs.echo, first) || before(last, theirs.echo))
     }
 
-    /// Takes from the SYN-ACK what is to be known of Fast Open.
+    /// Takes the Fast Open outcome from the SYN-ACK.
     pub(in crate::tcp) fn take_fast_open_option(&mut self, header: &Header) {
         let all = header.acknowledgment == self.send.nxt;
         let again = self.send.retries > 0 || self.fast_open_has(FastOpenState::TOO_LARGE);
         let Some(state) = &mut self.fast_open else {
             return;
         };
-        // Without the option in our SYN, nobody was asked: a cookie that comes all
-        // the same is none (as Linux).
+        // Our SYN had no option, so no cookie was requested: one that arrives is ignored
+        // (as Linux).
         let asked = state.option.is_some();
         let given = header
             .options
@@ -392,7 +390,7 @@ impl Connection {
         state.option = given;
         state.set(FastOpenState::OUTCOME);
         if !asked {
-            // Nothing to be learned of cookies.
+            // Nothing to learn about cookies.
         } else if again {
             if given.is_none() && sent && !all {
                 state.set(FastOpenState::SYN_LOST);
@@ -408,7 +406,7 @@ impl Connection {
         }
     }
 
-    /// Takes out of the buffer what an answer to our SYN acknowledges.
+    /// Removes from the buffer the data that an answer to our SYN acknowledges.
     pub(in crate::tcp) fn acknowledge_syn(&mut self, acknowledgment: u32) {
         let bytes = acknowledgment.wrapping_sub(self.send.una.wrapping_add(1));
         let bytes = self.send.buffer.consume(bytes);
@@ -418,8 +416,8 @@ impl Connection {
         self.send.push_marks.acknowledge(acknowledgment);
     }
 
-    /// The connection is established, and data of the SYN perhaps not taken: it is
-    /// retransmitted at once, for its loss is no sign of congestion (as Linux).
+    /// Retransmits SYN data that was not accepted as soon as the connection is
+    /// established: its loss is not a sign of congestion (as Linux).
     pub(in crate::tcp) fn resend_syn_data(&mut self, now: Time) {
         let (una, nxt) = (self.send.una, self.send.nxt);
         if self.error_queue.is_some() {
@@ -433,7 +431,7 @@ impl Connection {
         }
     }
 
-    /// A timeout: Fast Open may be the reason for it.
+    /// Checks after a timeout whether Fast Open may be its cause.
     pub(in crate::tcp) fn suspect_fast_open(&mut self, given_up: bool) {
         let retries = self.send.retries;
         if let Some(state) = &mut self.fast_open
@@ -444,8 +442,8 @@ impl Connection {
         }
     }
 
-    /// Whether an acknowledgment is of our SYN, and of nothing beyond what was
-    /// sent; nothing can be that before the SYN has left.
+    /// Whether an acknowledgment covers our SYN and nothing beyond the data sent. Before
+    /// the SYN has left, no acknowledgment can.
     pub(in crate::tcp) fn acknowledges_syn(&self, header: &Header) -> bool {
         let acknowledgment = header.acknowledgment;
         let una = self.send.una;

@@ -1,17 +1,17 @@
-//! How values are written down, and read.
+//! How values are written and read.
 
 use core::time::Duration;
 use std::net::{IpAddr, SocketAddr};
 
 use crate::tcp::{Errno, Time};
 
-/// Writes a value down and returns it, or returns what was written.
+/// Writes a value and returns it, or returns the value that was written.
 pub(in crate::tcp) trait Codec {
     fn word(&mut self, value: u64, bytes: usize) -> u64;
     fn data(&mut self, pieces: [&[u8]; 2]) -> Vec<u8>;
     fn now(&self) -> Time;
     fn damaged(&mut self);
-    /// What was read cannot be, so far.
+    /// Whether the values read so far are invalid.
     fn is_damaged(&self) -> bool;
 
     fn u8(&mut self, value: u8) -> u8 {
@@ -33,7 +33,7 @@ pub(in crate::tcp) trait Codec {
         let microseconds = u64::try_from(value.as_micros()).unwrap_or(u64::MAX);
         Duration::from_micros(self.u64(microseconds))
     }
-    /// A moment, relative to now.
+    /// A moment, relative to the current time.
     fn time(&mut self, value: Time) -> Time {
         let now = self.now();
         let past = self.length(now.saturating_sub(value));
@@ -149,14 +149,14 @@ impl Codec for Reader<'_> {
     }
 }
 
-/// FNV-1a, to find accidents; an attacker cannot get at the bytes.
+/// FNV-1a, to detect accidents; an attacker cannot reach the bytes.
 pub(super) fn hash(bytes: &[u8]) -> u64 {
     bytes.iter().fold(0xcbf2_9ce4_8422_2325, |hash, byte| {
         (hash ^ u64::from(*byte)).wrapping_mul(0x0000_0100_0000_01b3)
     })
 }
 
-/// One of the values of a type that counts them.
+/// One value of an enumerated type, by its number.
 pub(super) fn one_of<T: Copy + Default>(all: &[T], number: u8, codec: &mut impl Codec) -> T {
     let number = codec.u8(number);
     all.get(usize::from(number)).copied().unwrap_or_else(|| {

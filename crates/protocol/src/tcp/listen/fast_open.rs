@@ -1,4 +1,4 @@
-//! What Fast Open says to a SYN (RFC 7413 §4.2.2), and how many it may open.
+//! How Fast Open answers a SYN (RFC 7413 §4.2.2), and how many connections it may open.
 
 use core::time::Duration;
 
@@ -6,22 +6,22 @@ use super::Listener;
 use crate::tcp::fast_open::{Cookie, FastOpenAnswer, FastOpenServer};
 use crate::tcp::{FastOpen, Segment, Time};
 
-/// How long a connection that a SYN has opened and an RST has closed keeps its
-/// place (as Linux).
+/// How long a connection that was opened by a SYN and closed by an RST occupies its slot
+/// (as Linux).
 const RESET_PENALTY: Duration = Duration::from_secs(60);
 
-/// What Fast Open says to a SYN.
+/// Decision of Fast Open about a SYN.
 pub(super) enum Verdict {
-    /// Nothing.
+    /// No Fast Open.
     Ordinary,
-    /// A cookie goes with the SYN-ACK.
+    /// The SYN-ACK carries a cookie.
     Give(FastOpen),
     /// The SYN opens the connection.
     Open(FastOpenAnswer),
 }
 
 impl Listener {
-    /// What Fast Open says to a SYN (RFC 7413 §4.2.2).
+    /// Decides about a SYN (RFC 7413 §4.2.2).
     pub(super) fn fast_open(&mut self, syn: &Segment<'_>, now: Time) -> Verdict {
         let option = syn.header.options.fast_open();
         let Some(server) = self
@@ -35,7 +35,7 @@ impl Listener {
             return Verdict::Ordinary;
         }
         if self.opening >= server.queue {
-            // The first whose place is free again makes room.
+            // The earliest expired slot is freed.
             if self.reset_until.front().is_none_or(|&until| now < until) {
                 return Verdict::Ordinary;
             }
@@ -64,14 +64,15 @@ impl Listener {
         }
     }
 
-    /// Takes data in SYNs from now on, or no more (`TCP_FASTOPEN`).
+    /// Accepts data in SYNs from now on, or stops doing so (`TCP_FASTOPEN`).
     pub fn set_fast_open(&mut self, server: Option<FastOpenServer>) {
         self.fast_open = server;
     }
 
-    /// A connection with [`Handshake::fast_open`](crate::tcp::Handshake::fast_open) is no longer
-    /// [fast opening](crate::tcp::Connection::is_fast_opening): its place is free for
-    /// another. That of one that was `reset` is not for a minute, or a flood of
+    /// Reports that a connection with
+    /// [`Handshake::fast_open`](crate::tcp::Handshake::fast_open) is no longer [fast
+    /// opening](crate::tcp::Connection::is_fast_opening), which frees its slot. The slot
+    /// of a connection that was `reset` is freed after a minute. Otherwise a flood of
     /// SYNs with stolen cookies would cost the attacker nothing (RFC 7413 §5.1).
     pub fn fast_open_done(&mut self, reset: bool, now: Time) {
         if reset {

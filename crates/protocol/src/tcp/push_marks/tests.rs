@@ -15,7 +15,7 @@ fn pushes_that_wait_collapse_and_those_in_flight_stay() {
     marks.push(at(200), BASE, BASE);
     assert!(!marks.pushes(BASE, 100));
     assert!(marks.pushes(at(100), 100));
-    // All was sent.
+    // All data was sent.
     marks.push(at(300), BASE, at(200));
     assert!(marks.pushes(at(150), 50));
     assert!(!marks.pushes(at(200), 99));

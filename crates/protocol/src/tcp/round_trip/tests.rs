@@ -35,7 +35,7 @@ fn the_slack_rises_at_once_and_falls_once_a_round_trip() {
         trip.sample(100_000, (rtt_seq, rtt_seq), LEAST);
     }
     assert_eq!(trip.rto_margin, LEAST);
-    // One measurement is a second late: three quarters of its error count.
+    // One sample is a second too long: three quarters of its error count.
     trip.sample(1_100_000, (50, 60), LEAST);
     assert!(trip.rto_margin >= 1_000_000, "{}", trip.rto_margin);
     let high = trip.rto_margin;

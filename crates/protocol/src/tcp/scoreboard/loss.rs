@@ -1,4 +1,4 @@
-//! What is lost, and what of it was retransmitted.
+//! Which data is lost, and which of it was retransmitted.
 
 use tidewall_wire::tcp::before;
 
@@ -6,7 +6,7 @@ use super::{
     EVER_RETRANSMITTED, LOST, Piece, RETRANSMITTED, RUNS_MAX, SACKED, Scoreboard, needs_retransmit,
 };
 
-/// What is to become of a piece.
+/// Decision about a piece.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(in crate::tcp) enum Verdict {
     /// It is lost.
@@ -17,7 +17,7 @@ pub(in crate::tcp) enum Verdict {
     Stop,
 }
 
-/// What [`Scoreboard::mark_lost`] has found.
+/// The result of [`Scoreboard::mark_lost`].
 #[derive(Clone, Copy, Default, PartialEq, Eq, Debug)]
 pub(in crate::tcp) struct Losses {
     pub(in crate::tcp) bytes: u32,
@@ -36,7 +36,7 @@ impl Scoreboard {
         self.retransmitted
     }
 
-    /// The end of the highest retransmission, or SND.UNA. Beyond, later bytes have
+    /// The end of the highest retransmission, or SND.UNA. Beyond it, later bytes have
     /// left later.
     pub(in crate::tcp) fn high_rxt(&self) -> u32 {
         if self.high_rxt.wrapping_sub(self.una) <= self.end().wrapping_sub(self.una) {
@@ -46,13 +46,13 @@ impl Scoreboard {
         }
     }
 
-    /// Nothing was lost: the losses were spurious.
+    /// Clears the lost flags: the losses were spurious.
     pub(in crate::tcp) fn clear_lost(&mut self) {
         self.change_all(|flags| flags & !LOST);
     }
 
-    /// Marks as lost what `verdict` says of the pieces that may be in flight: neither
-    /// SACKed nor waiting for retransmission.
+    /// Marks pieces as lost by `verdict`. It is asked about each piece that may be in
+    /// flight: neither SACKed nor waiting for retransmission.
     pub(in crate::tcp) fn mark_lost(
         &mut self,
         mut verdict: impl FnMut(&Piece) -> Verdict,
@@ -89,7 +89,7 @@ impl Scoreboard {
         losses
     }
 
-    /// Marks the first bytes lost, `bytes` at most, unless they are SACKed or lost
+    /// Marks the first bytes as lost, at most `bytes`, unless they are SACKed or lost
     /// already.
     pub(in crate::tcp) fn mark_head_lost(&mut self, bytes: u32) -> Losses {
         self.gather();
@@ -112,7 +112,7 @@ impl Scoreboard {
         })
     }
 
-    /// The first bytes, `most` at most, that are to be retransmitted.
+    /// The first bytes to be retransmitted, at most `most`.
     pub(in crate::tcp) fn next_to_retransmit(&self, most: u32) -> Option<(u32, u32)> {
         if self.to_retransmit == 0 {
             return None;
@@ -147,8 +147,8 @@ impl Scoreboard {
         }
     }
 
-    /// Lost bytes from `start` to `end` were retransmitted now. A FIN that went with
-    /// the last of them may be SACKed already: then it is not in flight again.
+    /// Records that lost bytes from `start` to `end` were retransmitted now. A FIN that
+    /// went with the last of them may be SACKed already: then it is not in flight again.
     pub(in crate::tcp) fn mark_retransmitted(&mut self, start: u32, end: u32, now: u32) {
         self.gather();
         self.advance_high_rxt(end);
@@ -162,8 +162,8 @@ impl Scoreboard {
         }
     }
 
-    /// Bytes from `start` to `end` were sent once more as a tail-loss probe: the pipe
-    /// stays as it was.
+    /// Records that bytes from `start` to `end` were sent once more as a tail-loss probe:
+    /// the pipe stays as it was.
     pub(in crate::tcp) fn mark_probed(&mut self, start: u32, end: u32, now: u32) {
         self.gather();
         self.advance_high_rxt(end);

@@ -1,7 +1,7 @@
-//! What the receiver says that it holds (RFC 2018, RFC 2883).
+//! The receiver's report of the data that it holds (RFC 2018, RFC 2883).
 //!
-//! A peer can cut runs by naming odd ranges. It is believed up to
-//! [`SACK_RANGES_MAX`] ranges; what it says beyond is at worst sent twice.
+//! A peer can split runs by naming odd ranges. It is trusted for up to
+//! [`SACK_RANGES_MAX`] ranges; data that it reports beyond them is at worst sent twice.
 
 use tidewall_wire::tcp::before;
 
@@ -10,13 +10,12 @@ use super::{EVER_RETRANSMITTED, LOST, Piece, RETRANSMITTED, SACKED, Scoreboard};
 /// Ranges beyond a hole that are remembered: more than honest receivers report.
 pub(super) const SACK_RANGES_MAX: u16 = 512;
 
-/// From so many ranges on, one that is shorter than a segment is not taken: each
-/// hole between such ranges would be retransmitted in a segment of its own
-/// (CVE-2019-11478).
+/// From this number of ranges on, a range shorter than a segment is not accepted. Each
+/// hole between such ranges would be retransmitted in its own segment (CVE-2019-11478).
 const SMALL_SACK_RANGES_MAX: u16 = 32;
 
 impl Scoreboard {
-    /// Without SACK: so many bytes have arrived by the count of duplicate
+    /// Without SACK: sets how many bytes have arrived, by the count of duplicate
     /// acknowledgments (Linux `tcp_add_reno_sack`).
     pub(in crate::tcp) fn set_reno_sacked(&mut self, bytes: u32) {
         self.sacked = bytes;
@@ -40,8 +39,8 @@ impl Scoreboard {
         }
     }
 
-    /// Whether bytes from `start`, in the run at `index`, to `end` extend a SACKed
-    /// range, so that they add none.
+    /// Whether the bytes from `start`, in the run at `index`, to `end` extend a SACKed
+    /// range, and so add no range.
     fn touches_sacked(&self, index: usize, start: u32, end: u32) -> bool {
         (index.saturating_sub(1)..self.earlier.len())
             .map_while(|index| self.piece(index))
@@ -49,8 +48,8 @@ impl Scoreboard {
             .any(|piece| piece.has(SACKED) && !before(piece.end, start))
     }
 
-    /// Whether `start` and `end` are boundaries of segments as they left: full ones
-    /// from where a run begins, and a smaller one at its end.
+    /// Whether `start` and `end` are boundaries of segments as they left. A run has full
+    /// segments from its start, and may have a smaller one at its end.
     fn is_segment_aligned(&self, start: u32, end: u32, segment: u32) -> bool {
         let offset = |index: usize, at: u32| {
             let from = at.wrapping_sub(self.start_of(index));
@@ -60,7 +59,7 @@ impl Scoreboard {
             return false;
         }
         let last = self.find(end.wrapping_sub(1));
-        // Not every receiver counts the FIN, which goes with the last bytes.
+        // Not every receiver counts the FIN that goes with the last bytes.
         let ends = self
             .earlier
             .get(last)
@@ -68,10 +67,10 @@ impl Scoreboard {
         ends || offset(last, end) == 0
     }
 
-    /// A SACK block from `start` to `end`, within what is in flight; `each` gets every
-    /// piece that is newly SACKed. `segment` is what a full segment carries: a block
-    /// that does not end at segment boundaries is ignored until it does (as Linux), or
-    /// a hostile receiver could split runs at will.
+    /// Processes a SACK block from `start` to `end`, within the data in flight; `each`
+    /// gets every newly SACKed piece. `segment` is the payload of a full segment. A block
+    /// that does not end at segment boundaries is ignored until it does (as Linux).
+    /// Otherwise a hostile receiver could split runs at will.
     pub(in crate::tcp) fn sack(
         &mut self,
         (start, end): (u32, u32),
@@ -116,12 +115,12 @@ impl Scoreboard {
         });
     }
 
-    /// The receiver has reneged (RFC 2018 §8): nothing is SACKed any more.
+    /// Clears the SACKed flags: the receiver has reneged (RFC 2018 §8).
     pub(in crate::tcp) fn clear_sacked(&mut self) {
         self.change_all(|flags| flags & !SACKED);
     }
 
-    /// A D-SACK: retransmitted bytes from `start` to `end` have arrived twice.
+    /// Processes a D-SACK: retransmitted bytes from `start` to `end` have arrived twice.
     pub(in crate::tcp) fn dsack(&mut self, start: u32, end: u32) {
         self.gather();
         if self.retransmitted > 0 {

@@ -1,9 +1,9 @@
-//! The scoreboard against a mark for each byte.
+//! The scoreboard compared with a mark for each byte.
 
 use super::*;
 use proptest::prelude::*;
 
-/// So that everything wraps.
+/// Chosen so that everything wraps.
 const FIRST: u32 = u32::MAX - 40;
 
 fn at(offset: u32) -> u32 {
@@ -64,7 +64,7 @@ fn what_is_lost_waits_until_it_is_sent_again() {
             (40, 100, 0)
         ]
     );
-    // It is lost once more.
+    // It is lost again.
     let losses = board.mark_lost(|piece| match piece.has(RETRANSMITTED) {
         true => Verdict::Lost,
         false => Verdict::Keep,
@@ -97,11 +97,12 @@ fn less_than_a_segment_counts_once_it_is_one() {
     ] {
         assert_eq!(sacked(&[hair]), 0, "{hair:?}");
     }
-    // Whole ones, two small ones together, and a FIN that is not counted.
+    // Whole segments, two small ones together, and a FIN that is not counted.
     for whole in [(30, 40), (40, 45), (45, 48), (40, 48), (58, 61), (58, 60)] {
         assert_eq!(sacked(&[whole]), whole.1 - whole.0, "{whole:?}");
     }
-    // What was not known once it has grown, and what a SACKed range grows by.
+    // A block that was ignored counts once it has grown, and so does the growth of a
+    // SACKed range.
     assert_eq!(sacked(&[(33, 36), (30, 40)]), 10);
     assert_eq!(sacked(&[(30, 40), (40, 43)]), 13);
     assert_eq!(sacked(&[(33, 43)]), 10, "as long as a segment");
@@ -153,7 +154,7 @@ fn a_peer_that_splits_hairs_is_not_followed() {
     }
     assert_eq!(board.sacked_ranges, SACK_RANGES_MAX);
     assert!(board.runs() <= 2 * usize::from(SACK_RANGES_MAX) + 2);
-    // Small ranges are refused much sooner, and what extends a range is not.
+    // Small ranges are refused much sooner; a block that extends a range is not.
     board.sack((at(1), at(20)), 1, |_| {});
     assert_eq!(board.sacked_ranges, SACK_RANGES_MAX - 9);
     board.sack((at(500_000), at(500_009)), 10, |_| {});
@@ -178,7 +179,7 @@ fn too_many_bursts_are_remembered_together() {
     }
 }
 
-/// A byte of the naive model.
+/// A byte of the simple model.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 struct Byte {
     sent: u32,
@@ -224,7 +225,7 @@ fn lose(byte: &mut Byte) -> u32 {
 }
 
 proptest! {
-    /// The scoreboard is what a mark for each byte would be.
+    /// The scoreboard equals a model with a mark for each byte.
     #[test]
     fn each_byte_is_remembered(steps in steps()) {
         let mut board = Scoreboard::new(FIRST);
@@ -233,7 +234,7 @@ proptest! {
         for (now, step) in steps.into_iter().enumerate() {
             let now = now as u32;
             let next = first + model.len() as u32;
-            // Offsets within what is in flight.
+            // Offsets within the data in flight.
             let range = |start: u32, len: u32| {
                 let start = (first + start).min(next);
                 (start, (start + len).min(next))
@@ -251,7 +252,7 @@ proptest! {
                         reported.extend((0..piece.len()).map(|_| piece.flags));
                     });
                     let left_network: Vec<u8> = model.drain(..place(end)).map(|b| b.flags).collect();
-                    // EVER of what was sacked is put together.
+                    // EVER of SACKed data is merged.
                     prop_assert_eq!(reported.len(), left_network.len());
                     for (reported, left_network) in reported.iter().zip(&left_network) {
                         prop_assert_eq!(reported & !EVER_RETRANSMITTED, left_network & !EVER_RETRANSMITTED);
@@ -356,8 +357,8 @@ proptest! {
             prop_assert_eq!(flat.len(), model.len());
             for (kept, byte) in flat.iter().zip(&mut model) {
                 if byte.flags & SACKED != 0 {
-                    // Its time no longer matters, and whether it was sent twice
-                    // is said of the complete range.
+                    // Its time no longer matters; whether it was sent twice is a property
+                    // of the complete range.
                     prop_assert_eq!(kept.flags & !EVER_RETRANSMITTED, byte.flags & !EVER_RETRANSMITTED);
                     prop_assert!(kept.flags & EVER_RETRANSMITTED >= byte.flags & EVER_RETRANSMITTED);
                     *byte = *kept;
@@ -368,7 +369,7 @@ proptest! {
             let furthest = model.iter().rposition(|byte| byte.flags & SACKED != 0);
             let furthest = furthest.map_or(first, |index| first + index as u32 + 1);
             prop_assert_eq!(board.highest_sack(), at(furthest));
-            // Beyond, later bytes have left later.
+            // Beyond it, later bytes have left later.
             let mark_retransmitted = board.high_rxt().wrapping_sub(FIRST);
             for pair in model.get((mark_retransmitted - first) as usize..).unwrap_or_default().windows(2) {
                 prop_assert!(pair[0].sent <= pair[1].sent || pair[0].flags & SACKED != 0);

@@ -41,7 +41,7 @@ fn header(flags: Flags) -> Header {
     }
 }
 
-/// From the IP header on, with where TCP begins.
+/// The datagram from the IP header on, and the offset of the TCP header.
 fn sent(v6: bool, flags: Flags, payload: [&[u8]; 2], checksum: Checksum) -> (Vec<u8>, usize) {
     let outgoing = Outgoing {
         header: header(flags),
@@ -102,7 +102,7 @@ fn damage_has_a_name() {
     }
 }
 
-/// All but the first bytes of a datagram, in pieces of so many.
+/// All but the first bytes of a datagram, in pieces of the given size.
 struct Cut<'a>(&'a [u8], usize);
 
 impl Behind for Cut<'_> {
@@ -146,7 +146,7 @@ fn a_segment_in_pieces_is_what_the_whole_one_is() {
                 assert_eq!((flow, header), (whole.flow, whole.header));
                 assert_eq!(length, whole.sequence_len());
                 assert!(cut_payload == payload, "cut at {first}, pieces of {piece}");
-                // Padding is not of it, and what is missing is missed.
+                // Padding does not belong to the segment, and missing bytes are detected.
                 let padded = [&bytes[..], &[9; 3]].concat();
                 assert!(cut(&padded, padded.len()).unwrap().2 == payload);
                 if first + 1 < bytes.len() {
@@ -238,8 +238,8 @@ fn the_answer_to_a_stranger_is_the_reset_of_rfc_9293() {
     assert_eq!(reset(Flags::RST | Flags::ACK, b""), None);
 }
 
-/// A payload goes on from one connection to another where it lies, from IPv4 to IPv6
-/// and back: the headers before it become shorter and longer.
+/// A payload moves from one connection to another without being copied, from IPv4 to IPv6
+/// and back. The headers before it become shorter and longer.
 #[test]
 fn headers_are_written_before_a_payload_that_stays() {
     for (from, to) in [(false, false), (false, true), (true, false)] {

@@ -37,7 +37,7 @@ fn what_is_no_value_changes_nothing() {
     assert_eq!(sysctl, Sysctl::default());
     let hexadecimal = Sysctl::read(|name| (name == "tcp_fastopen").then(|| "0x403".to_owned()));
     assert_eq!(hexadecimal.fast_open, 0x403);
-    // One that only the kernel has.
+    // An algorithm that only the kernel has.
     sysctl.set("tcp_congestion_control", "bbr\n").unwrap();
     assert_eq!(sysctl.config().congestion, Congestion::Cubic);
 }

@@ -1,11 +1,11 @@
-//! One processor, event by event: what the model's formulas are held against.
+//! One processor, event by event: a check of the model's formulas.
 
 use std::collections::VecDeque;
 
 use super::{Load, Machine, Room};
 use crate::control::Setting;
 
-/// What a simulated run gave: frames, frames lost and interrupts a second.
+/// Results of a simulated run: frames, lost frames and interrupts per second.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Outcome {
     pub(super) goodput: f64,
@@ -31,12 +31,12 @@ struct Processor {
 }
 
 impl Processor {
-    /// Number of the next burst's moment.
+    /// Time of the next burst.
     fn next_arrival(&self) -> f64 {
         (self.arrived / self.burst) as f64 * self.period
     }
 
-    /// Lets time pass; frames arrive meanwhile.
+    /// Advances time; frames arrive meanwhile.
     fn pass(&mut self, time: f64) {
         self.now += time;
         while self.next_arrival() <= self.now {
@@ -106,7 +106,7 @@ pub(super) fn run(
     cpu.pass(0.0);
     let mut masked = false;
     let mut last_round = f64::NEG_INFINITY;
-    // Of the frame in the application's hands.
+    // Remaining work on the frame that the application is processing.
     let mut unfinished = 0.0;
     let mut used = 0.0;
     let (mut processed, mut idle, mut interrupts) = (0_u64, 0.0, 0_u64);

@@ -204,7 +204,7 @@ proptest! {
         prop_assert!(best.interrupt_interval <= INTERVAL_MAX);
         let goodput = |setting| machine.predict_for(load, setting, room, preempts).goodput;
         for mut other in tried {
-            // Of the settings that it tries itself.
+            // One of the settings that it tries itself.
             other.budget = other.budget.clamp(BUDGET_MIN, 128);
             other.interrupt_interval = Duration::from_micros(other.interrupt_interval.as_micros() as u64 / 8 * 8);
             prop_assert!(goodput(best) >= goodput(other) * 0.99 - 1e-9, "{:?}", other);
@@ -212,8 +212,8 @@ proptest! {
     }
 }
 
-/// Between two modes the simulation moves to and fro, which no single mode
-/// describes; and where the frames of a cycle go from n to n + 1 it does both.
+/// Between two modes the simulation alternates, which no single mode describes. When the
+/// frames of a cycle go from n to n + 1 it does both.
 fn at_a_step(machine: &Machine, load: Load, one: Setting) -> bool {
     let predict = |budget: f64, rate: f64, interrupt: f64| {
         let one = Setting {
@@ -239,7 +239,7 @@ fn at_a_step(machine: &Machine, load: Load, one: Setting) -> bool {
 }
 
 fn close(prediction: &Prediction, outcome: &Outcome, rate: f64) -> bool {
-    // Of a livelocked application both know that next to nothing is left.
+    // For a livelocked application both predict next to nothing.
     let near = |a: f64, b: f64, least: f64| (a - b).abs() <= (0.05 * a.max(b)).max(least);
     near(prediction.goodput, outcome.goodput, 100.0)
         && near(prediction.idle, outcome.idle, 0.05)

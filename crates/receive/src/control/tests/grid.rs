@@ -17,7 +17,7 @@ const WORK: [(u64, u64); 5] = [
 /// Load, percent of a machine's capacity without overhead.
 const LOADS: [u64; 4] = [50, 90, 120, 400];
 
-/// What differs besides the work and the load.
+/// The parameters other than the work and the load.
 #[derive(Clone, Copy)]
 struct Variant {
     taker: Taker,
@@ -94,8 +94,8 @@ fn points(variant: Variant) -> impl Iterator<Item = Point> {
     })
 }
 
-/// The bounds of the issue: rhip ≥ 0.97 of the best of the paper's others,
-/// adaptive ≥ 0.98 of the best of all; no overflow in steady state.
+/// The bounds: rhip ≥ 0.97 of the best of the paper's others, adaptive ≥ 0.98 of the best
+/// of all; no overflow in steady state.
 fn check(variant: Variant) {
     for point in points(variant) {
         let mut best = 0.0f64;
@@ -177,7 +177,7 @@ fn receiver_that_polls_for_itself() {
     });
 }
 
-/// The largest budget is what overflows: the bounds above can fail.
+/// The largest budget overflows: the bounds above can fail.
 #[test]
 fn napi_overflows_under_overload() {
     for point in points(SOFTIRQ).filter(|point| point.load > 100) {
@@ -190,10 +190,9 @@ fn napi_overflows_under_overload() {
     assert!(receiver > 0);
 }
 
-/// Livelock, and what the paper says of each: a light application starves
-/// under interrupts, coalescing alone does not cure what is beyond capacity
-/// (proposition 8), and a budget alone not what never leaves mode 3
-/// (proposition 7).
+/// Livelock, and the paper's statement on each. A light application starves under
+/// interrupts. Coalescing alone does not cure load beyond capacity (proposition 8), and a
+/// budget alone does not help a system that never leaves mode 3 (proposition 7).
 #[test]
 fn each_of_the_others_fails_somewhere() {
     let worst = |kind: PolicyKind| {
@@ -210,8 +209,8 @@ fn each_of_the_others_fails_somewhere() {
     assert!(worst(PolicyKind::QaPolling) < 0.5);
 }
 
-/// At half the capacity nothing is lost whatever the policy; the CPU that is
-/// left over is the difference.
+/// At half the capacity nothing is lost whatever the policy; the difference is in the CPU
+/// time left over.
 #[test]
 fn adaptive_leaves_most_of_the_cpu_at_half_the_load() {
     for variant in [SOFTIRQ, RECEIVER] {

@@ -1,9 +1,9 @@
-//! A machine of one CPU on virtual time: frames arrive in a device ring, the
-//! receive softirq or the receiver itself moves them into one channel, the
-//! application takes them from there. The paper's section III, event by event.
+//! A machine of one CPU on virtual time. Frames arrive in a device ring, the receive
+//! softirq or the receiver itself moves them into one channel, and the application takes
+//! them from there. The paper's section III, event by event.
 //!
 //! ```text
-//!  load ──► ring (256) ──round of ≤ Bp, Tp a frame──► channel ──Ta a frame──► goodput
+//!  load ──► ring (256) ──round of ≤ Bp, Tp per frame──► channel ──Ta per frame──► goodput
 //!             │ no later than T after the last                      ▲
 //!             └─ interrupt ──► softirq, ahead of the application ───┤
 //!                 left over ─► ksoftirqd, behind it ────────────────┘
@@ -18,7 +18,7 @@ pub(super) const WINDOW: u64 = 50_000_000;
 /// Nanoseconds of a millisecond.
 pub(super) const MS: u64 = 1_000_000;
 
-/// Who takes frames from the device.
+/// The thread that takes frames from the device.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Taker {
     /// A softirq at interrupt, ksoftirqd with what it left over.
@@ -27,7 +27,7 @@ pub(super) enum Taker {
     Receiver,
 }
 
-/// Frames a second as a function of time.
+/// Frames per second as a function of time.
 #[derive(Clone, Debug)]
 pub(super) struct Load {
     /// When a rate begins (nanoseconds), and the rate; from time 0.
@@ -101,7 +101,7 @@ impl Arrivals {
     }
 }
 
-/// What things cost, nanoseconds.
+/// Costs in nanoseconds.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Costs {
     /// The paper's Tp and Ta.
@@ -109,7 +109,7 @@ pub(super) struct Costs {
     pub application: u64,
     /// One interrupt, Titr and its overhead.
     pub interrupt: u64,
-    /// One round, beside its frames.
+    /// One round, without its frames.
     pub round: u64,
     /// One context switch, to ksoftirqd or back.
     pub switch: u64,
@@ -126,7 +126,7 @@ impl Costs {
         }
     }
 
-    /// Frames a second that a machine without any overhead would take.
+    /// Frames per second that a machine without any overhead would process.
     pub(super) fn capacity(&self) -> u64 {
         1_000_000_000 / (self.protocol + self.application)
     }
@@ -142,10 +142,10 @@ pub(super) struct Setup {
     pub channel: u32,
     /// Largest budget.
     pub budget: u32,
-    /// What the application may run while ksoftirqd waits, nanoseconds;
-    /// `u64::MAX`: as long as it has frames.
+    /// How long the application may run while ksoftirqd waits, nanoseconds; `u64::MAX`:
+    /// as long as it has frames.
     pub quantum: u64,
-    /// Frames of a hundred that are answered.
+    /// Percentage of frames that are answered.
     pub answered: u64,
     pub load: Load,
 }
@@ -158,7 +158,7 @@ pub(super) struct Seen {
     pub activity: Activity,
 }
 
-/// What happened in a window.
+/// Counts of a window.
 #[derive(Clone, Copy, Debug, Default)]
 pub(super) struct Window {
     /// Frames that the application took.
@@ -167,7 +167,7 @@ pub(super) struct Window {
     pub overflowed: u64,
     /// Frames that found the device ring full.
     pub missed: u64,
-    /// Nanoseconds that nothing ran.
+    /// Nanoseconds in which nothing ran.
     pub idle: u64,
     /// Interrupts.
     pub interrupts: u64,
@@ -179,7 +179,7 @@ pub(super) struct Window {
     pub intervals: (u64, u64),
 }
 
-/// What a run gave.
+/// Results of a run.
 #[derive(Debug, Default)]
 pub(super) struct Outcome {
     pub windows: Vec<Window>,
@@ -193,7 +193,7 @@ impl Outcome {
         &self.windows[index(from)..index(to)]
     }
 
-    /// Frames a second that reached the application in `[from, to)` ms.
+    /// Frames per second that reached the application in `[from, to)` ms.
     pub(super) fn goodput(&self, from: u64, to: u64) -> f64 {
         let frames: u64 = self.between(from, to).iter().map(|w| w.goodput).sum();
         frames as f64 * 1_000.0 / (to - from) as f64
@@ -220,7 +220,7 @@ struct Machine {
     now: u64,
     ring: u64,
     channel: u32,
-    /// Of the frame that the application is at.
+    /// Remaining work on the application's current frame.
     work_left: u64,
     /// The application's run since ksoftirqd has been waiting.
     run: u64,
@@ -311,7 +311,7 @@ impl Machine {
             if self.work_left == 0 {
                 self.consume();
                 if self.setting.budget == 0 {
-                    // A thread that drains a stopped channel looks whether to go on.
+                    // A thread that drains a stopped channel checks whether to continue.
                     self.tell(Round::default(), false);
                     if self.setting.budget > 0 {
                         self.round(false);
@@ -346,7 +346,7 @@ impl Machine {
         }
     }
 
-    /// When the device may interrupt for what it has or gets next.
+    /// Time at which the device may interrupt for frames that it has or receives next.
     fn interrupt_at(&mut self) -> u64 {
         let waiting = if self.ring > 0 {
             self.now

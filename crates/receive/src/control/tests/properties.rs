@@ -1,4 +1,4 @@
-//! What holds for every policy, whatever it sees.
+//! Properties that hold for every policy and every input.
 
 use std::time::Duration;
 
@@ -119,7 +119,7 @@ fn in_range(kind: PolicyKind, limits: Limits, setting: Setting) -> bool {
         && setting.interrupt_interval <= limits.interrupt_interval.min(INTERVAL_MAX)
 }
 
-/// Above every policy's threshold, and with something put into the buffer.
+/// Above every policy's threshold, with something put into the buffer.
 fn overfull() -> impl Strategy<Value = Round> {
     (1..=u32::MAX, any::<bool>(), 0.76f32..=1.0, count()).prop_map(
         |(frames, exhausted, buffer_use, overflowed)| Round {
@@ -196,8 +196,8 @@ proptest! {
     ) {
         let mut policy = reached(kind, limits, &events);
         let before = policy.setting();
-        // An idle system's channels are empty; the use of a slow receiver's
-        // channel is no reason to take less of nothing, but on-off stops at it.
+        // An idle system's channels are empty. A slow receiver's full channel is no
+        // reason to take less of nothing, but on-off stops at it.
         let buffer_use = if kind == PolicyKind::OnOff { 0.0 } else { found };
         if asleep {
             policy.interval(&Interval { length, buffer_use, ..Interval::default() });
@@ -209,8 +209,8 @@ proptest! {
         prop_assert!(after.interrupt_interval <= before.interrupt_interval);
     }
 
-    /// As many idle intervals as the controller tells after a long sleep bring
-    /// every policy back.
+    /// As many idle intervals as the controller reports after a long sleep reset every
+    /// policy.
     #[test]
     fn idleness_undoes_everything(kind in kind(), limits in limits(), events in events()) {
         let mut policy = reached(kind, limits, &events);
@@ -393,8 +393,8 @@ fn rhip_lengthens_then_cuts_then_restores_then_shortens() {
     assert_eq!(rhip.setting(), restored);
 }
 
-/// The driver drops what finds its channel full, so that the poller may get
-/// nothing of a round that overflowed.
+/// The driver drops frames for a full channel, so the poller may receive nothing in a
+/// round that overflowed.
 #[test]
 fn full_channel_counts_without_a_frame() {
     let limits = Limits {

@@ -1,13 +1,12 @@
-//! Recorded rounds, replayed through every policy and compared with what it
-//! set when the snapshot was made.
+//! Recorded rounds, replayed through every policy and compared with the settings when the
+//! snapshot was made.
 //!
-//! `tests/traces/NAME.csv` has one round a line (the columns: [`COLUMNS`]);
-//! `NAME.settings` beside it holds every change of setting. Settings do not act
-//! back on a recorded trace, so that a snapshot shows what a policy makes of
-//! these rounds and nothing else. After a change that is meant:
-//! `TIDEWALL_BLESS=1 cargo test -p tidewall-receive replay` writes the
-//! snapshots anew, and the traces of the simulated machine; the difference is
-//! for the review.
+//! `tests/traces/NAME.csv` has one round per line (the columns: [`COLUMNS`]);
+//! `NAME.settings` beside it holds every change of setting. Settings do not act back on a
+//! recorded trace, so a snapshot shows a policy's response to these rounds and nothing
+//! else. After an intended change,
+//! `TIDEWALL_BLESS=1 cargo test -p tidewall-receive replay` rewrites the snapshots, and
+//! the traces of the simulated machine; the difference is for the review.
 
 use std::fmt::Write as _;
 use std::fs;
@@ -17,7 +16,7 @@ use std::time::Duration;
 use super::machine::*;
 use crate::control::{Activity, COLUMNS, Controller, Limits, PolicyKind, Round};
 
-/// Files are in the repository: none may be longer, bytes.
+/// Files are in the repository: none may be longer, in bytes.
 const LARGEST: usize = 100_000;
 
 fn folder() -> PathBuf {
@@ -102,7 +101,7 @@ fn read(path: &Path) -> Vec<(Duration, Round, Activity)> {
     rounds
 }
 
-/// What a policy sets, one change a line.
+/// A policy's settings, one change per line.
 fn settings(kind: PolicyKind, preempts: bool, trace: &[(Duration, Round, Activity)]) -> String {
     let mut controller = Controller::new(
         kind,
@@ -151,7 +150,7 @@ fn replay_gives_the_stored_settings() {
         for kind in PolicyKind::ALL {
             text += &settings(kind, true, &trace);
         }
-        // The one policy that asks whom it takes time from.
+        // The one policy that depends on whom its rounds preempt.
         text += &settings(PolicyKind::Adaptive, false, &trace);
         expect(&path.with_extension("settings"), &text);
     }
@@ -181,8 +180,8 @@ fn render(outcome: &Outcome) -> String {
     text
 }
 
-/// The simulated traces are what the machine makes of fixed budgets: they do
-/// not change with a policy.
+/// The simulated traces are the machine's response to fixed budgets: they do not change
+/// with a policy.
 fn check_simulated_traces() {
     let setup = Setup {
         kind: PolicyKind::Napi,
@@ -203,7 +202,7 @@ fn check_simulated_traces() {
             burst: 8,
         },
     };
-    // The budget is never used up: an interrupt a burst, ahead of all.
+    // The budget is never used up: an interrupt per burst, ahead of everything.
     let livelock = setup.trace(400);
     expect(&folder().join("sim-livelock.csv"), &render(&livelock));
     // It is: ksoftirqd and the application take turns, and some is answered.

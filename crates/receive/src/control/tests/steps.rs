@@ -3,12 +3,11 @@
 use super::machine::*;
 use crate::control::PolicyKind;
 
-/// Within which a step must be over, and how much may be left of it.
+/// Time within which a step must be over, and the remainder that is tolerated.
 const SETTLED: u64 = 200;
 const SWING: f64 = 0.10;
-/// T moves within its two smallest steps where it has no resting point: below,
-/// interrupts starve the application, above, they do not, and a policy tries
-/// which it is now and then.
+/// T moves within its two smallest steps where it has no resting point. Below, interrupts
+/// starve the application; above, they do not; a policy occasionally tries which it is.
 const STEPS: f64 = 16_000.0;
 
 /// `percent` of the capacity, ten times that from 500 ms to 1 s, and back.
@@ -75,8 +74,8 @@ fn check(setup: &Setup) {
         let swing = spread(interval.clone());
         let allowed = (mean(interval) * SWING).max(STEPS);
         assert!(swing <= allowed, "T swings by {swing} ns at {rate}: {what}");
-        // RHIP gives the budget back by β = 1 an interval, which is the ten of
-        // a second's tenth here.
+        // RHIP restores the budget by β = 1 per interval, which is the ten of a second's
+        // tenth here.
         let budget = windows
             .iter()
             .flat_map(|window| [f64::from(window.budgets.0), f64::from(window.budgets.1)]);
@@ -111,8 +110,8 @@ fn receiver_settles_within_200_ms() {
     check_all(Taker::Receiver);
 }
 
-/// What has no state settles too, but at next to nothing: the check of the
-/// goodput can fail.
+/// A policy without state settles too, but at next to nothing: the check of the goodput
+/// can fail.
 #[test]
 #[should_panic(expected = "napi")]
 fn napi_does_not_reach_the_load() {

@@ -1,21 +1,22 @@
-//! Long runs of bytes by carry-less multiplication, where the processor has it: what is far
-//! from the end of a message is replaced by something shorter with the same remainder
-//! (Gopal et al., *Fast CRC Computation for Generic Polynomials Using PCLMULQDQ*, Intel 2009).
+//! CRCs of long runs of bytes by carry-less multiplication, if the CPU has it. Bytes far
+//! from the end of a message are replaced by a shorter string with the same remainder
+//! (Gopal et al., *Fast CRC Computation for Generic Polynomials Using PCLMULQDQ*, Intel
+//! 2009).
 
-/// Bytes below which tables are as fast.
+/// Below this number of bytes the tables are as fast.
 #[cfg(target_arch = "x86_64")]
 const LEAST: usize = 128;
 
-/// Sixteen bytes with the same remainder as the CRC so far and `bytes` without their rest, and
-/// that rest. `None` where tables are to do it all.
+/// Returns sixteen bytes with the same remainder as the CRC so far and `bytes` without
+/// their rest, and that rest. `None` if the tables must do all of it.
 pub(super) fn fold(crc: u32, bytes: &[u8]) -> Option<([u8; 16], &[u8])> {
     #[cfg(target_arch = "x86_64")]
     if bytes.len() >= LEAST
         && is_x86_feature_detected!("pclmulqdq")
         && is_x86_feature_detected!("ssse3")
     {
-        // SAFETY: the processor has the features that the function needs beyond those that
-        // every x86-64 has.
+        // SAFETY: the CPU has the features that the function needs beyond those of every
+        // x86-64.
         return unsafe { x86::fold(crc, bytes) };
     }
     let _ = (crc, bytes);
@@ -31,7 +32,7 @@ mod x86 {
 
     use super::super::POLYNOMIAL;
 
-    /// The remainder of the power of x.
+    /// The remainder of a power of x.
     const fn power(exponent: u32) -> i64 {
         let (mut remainder, mut done) = (1_u32, 0);
         while done < exponent {
@@ -42,7 +43,7 @@ mod x86 {
         remainder as i64
     }
 
-    /// What moves 128 bits so many bits on: factors of the upper 64 and of the lower.
+    /// Factors for the upper and the lower 64 bits that move 128 bits on by `bits`.
     const fn factors(bits: u32) -> (i64, i64) {
         (power(bits + 64), power(bits))
     }
@@ -58,7 +59,7 @@ mod x86 {
         _mm_shuffle_epi8(_mm_set_epi64x((bits >> 64) as i64, bits as i64), reversed)
     }
 
-    /// Both in one, with the same remainder as one behind the other.
+    /// Combines both into one value with the same remainder as one after the other.
     #[target_feature(enable = "pclmulqdq,ssse3")]
     fn over(front: __m128i, (upper, lower): (i64, i64), back: __m128i) -> __m128i {
         let factors = _mm_set_epi64x(upper, lower);
@@ -72,7 +73,7 @@ mod x86 {
         let (blocks, rest) = bytes.as_chunks::<16>();
         let (fours, singles) = blocks.as_chunks::<4>();
         let (first, fours) = fours.split_first()?;
-        // Four lanes at once, as one would wait for each of its products.
+        // Four lanes at once, since one lane would wait for each of its products.
         let mut lanes = first.each_ref().map(|block| load(block));
         let begun = _mm_set_epi64x((u64::from(crc) << 32) as i64, 0);
         lanes[0] = _mm_xor_si128(lanes[0], begun);

@@ -40,7 +40,7 @@ fn sizes_at_the_limits() {
     assert_eq!(error, EmitError::BufferTooSmall { needed, available });
 }
 
-/// A PDU of one cell whose trailer is as given and whose CRC-32 is right.
+/// A PDU of one cell with the given trailer and a valid CRC-32.
 fn with_trailer(trailer: [u8; 4]) -> [u8; 48] {
     let mut pdu = [0; 48];
     pdu[40..44].copy_from_slice(&trailer);
@@ -82,7 +82,7 @@ proptest! {
         prop_assert_eq!(continued.payload(), &payload[..]);
     }
 
-    /// A PDU in parts of so many cells is the PDU.
+    /// A PDU written in parts equals the PDU written at once.
     #[test]
     fn parts_make_the_pdu(
         payload in prop::collection::vec(any::<u8>(), 1..3000),
@@ -101,7 +101,7 @@ proptest! {
         prop_assert_eq!(parts, whole);
     }
 
-    /// Eight bytes at a time is as one at a time.
+    /// Eight bytes at a time give the same CRC as one at a time.
     #[test]
     fn the_crc_is_the_same_however_it_is_cut(
         bytes in prop::collection::vec(any::<u8>(), 0..600),

@@ -1,4 +1,4 @@
-//! What stands in a message: the contents of its information elements (Q.2931 §4.5).
+//! The contents of a message's information elements (Q.2931 §4.5).
 
 use crate::EmitError;
 use crate::atm::arp::Digits;
@@ -26,8 +26,8 @@ pub(super) mod id {
     pub const RESTART: u8 = 0x79;
 }
 
-/// Puts elements one behind the other. What does not fit is counted all the same, so that
-/// the error can say how much is needed.
+/// Appends elements to a buffer. Elements that do not fit are counted all the same, so
+/// that the error can report the size needed.
 pub(super) struct Writer<'a> {
     buffer: &'a mut [u8],
     used: usize,
@@ -72,7 +72,7 @@ impl<'a> Writer<'a> {
     }
 }
 
-/// Contents of `N` bytes at most that are compared and handed on, and not understood.
+/// Contents of at most `N` bytes that are compared and passed on, but not interpreted.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Opaque<const N: usize> {
     bytes: [u8; N],
@@ -103,10 +103,11 @@ impl<const N: usize> Opaque<N> {
     }
 }
 
-/// Why something happened (Q.2931 §4.5.15, Q.2610).
+/// The cause of an event (Q.2931 §4.5.15, Q.2610).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Cause {
-    /// Who says so: 0 the user, 1 the private network of the local user (Q.2610 §2.2.2).
+    /// The location that reports it: 0 the user, 1 the private network of the local user
+    /// (Q.2610 §2.2.2).
     location: u8,
     value: u8,
     diagnostic: [u8; 4],
@@ -114,47 +115,47 @@ pub struct Cause {
 }
 
 impl Cause {
-    /// No such number.
+    /// Unallocated number.
     pub const UNALLOCATED_NUMBER: u8 = 1;
-    /// No way to it.
+    /// No route to the destination.
     pub const NO_ROUTE: u8 = 3;
-    /// The call ends as calls do.
+    /// Normal call clearing.
     pub const NORMAL: u8 = 16;
-    /// The called user takes no further calls.
+    /// The called user accepts no more calls.
     pub const USER_BUSY: u8 = 17;
     /// The called user does not answer.
     pub const NO_USER_RESPONDING: u8 = 18;
-    /// The called user does not want the call.
+    /// The called user rejects the call.
     pub const CALL_REJECTED: u8 = 21;
     /// The signalling link is down.
     pub const DESTINATION_OUT_OF_ORDER: u8 = 27;
     /// An answer to a STATUS ENQUIRY.
     pub const RESPONSE_TO_STATUS_ENQUIRY: u8 = 30;
-    /// Nothing said.
+    /// Normal, unspecified.
     pub const NORMAL_UNSPECIFIED: u8 = 31;
-    /// The circuit asked for is in use.
+    /// The requested circuit is in use.
     pub const CIRCUIT_NOT_AVAILABLE: u8 = 35;
-    /// The circuit that was assigned does not work.
+    /// The assigned circuit does not work.
     pub const CIRCUIT_ASSIGNMENT_FAILURE: u8 = 36;
-    /// So many cells a second are not there.
+    /// The requested cell rate is not available.
     pub const CELL_RATE_NOT_AVAILABLE: u8 = 37;
-    /// A failure that will pass.
+    /// A temporary failure.
     pub const TEMPORARY_FAILURE: u8 = 41;
     /// No circuit is free.
     pub const NO_CIRCUIT_AVAILABLE: u8 = 45;
-    /// Something has run out.
+    /// A resource is exhausted.
     pub const RESOURCES_UNAVAILABLE: u8 = 47;
-    /// These traffic parameters do not go together.
+    /// These traffic parameters cannot be combined.
     pub const UNSUPPORTED_TRAFFIC: u8 = 73;
     /// No call has this reference.
     pub const INVALID_CALL_REFERENCE: u8 = 81;
     /// There is no such circuit.
     pub const NO_SUCH_CIRCUIT: u8 = 82;
-    /// Nobody at the number takes such a call.
+    /// The user at this number does not accept such calls.
     pub const INCOMPATIBLE_DESTINATION: u8 = 88;
-    /// The adaptation layer cannot be had.
+    /// The adaptation layer is not supported.
     pub const AAL_NOT_SUPPORTED: u8 = 93;
-    /// An element is missing that must be there.
+    /// A mandatory element is missing.
     pub const MANDATORY_ELEMENT_MISSING: u8 = 96;
     /// A message of this type is not known.
     pub const MESSAGE_TYPE_UNKNOWN: u8 = 97;
@@ -162,14 +163,15 @@ impl Cause {
     pub const ELEMENT_UNKNOWN: u8 = 99;
     /// An element's contents are wrong.
     pub const INVALID_CONTENTS: u8 = 100;
-    /// The message does not belong into this state.
+    /// The message is not compatible with the call's state.
     pub const MESSAGE_NOT_COMPATIBLE: u8 = 101;
-    /// A timer has run out.
+    /// A timer has expired.
     pub const RECOVERY_ON_TIMER_EXPIRY: u8 = 102;
-    /// Another error of the protocol.
+    /// Another protocol error.
     pub const PROTOCOL_ERROR: u8 = 111;
 
-    /// A cause of the user, without a diagnostic; of the value the lowest seven bits.
+    /// A cause from the user, without a diagnostic; uses the lowest seven bits of
+    /// `value`.
     #[must_use]
     pub const fn new(value: u8) -> Self {
         Self {
@@ -180,14 +182,14 @@ impl Cause {
         }
     }
 
-    /// With the place that says so, its lowest four bits.
+    /// Sets the location that reports it, its lowest four bits.
     #[must_use]
     pub const fn at(mut self, location: u8) -> Self {
         self.location = location & 0x0f;
         self
     }
 
-    /// With the first four bytes of a diagnostic: elements, a message's type, a timer.
+    /// Sets the first four bytes of a diagnostic: elements, a message's type, a timer.
     #[must_use]
     pub fn with(mut self, diagnostic: &[u8]) -> Self {
         self.diagnostic = [0; 4];
@@ -198,13 +200,13 @@ impl Cause {
         self
     }
 
-    /// What happened, 0 to 127.
+    /// The cause value, 0 to 127.
     #[must_use]
     pub const fn value(&self) -> u8 {
         self.value
     }
 
-    /// Who says so.
+    /// The location that reports it.
     #[must_use]
     pub const fn location(&self) -> u8 {
         self.location
@@ -231,14 +233,14 @@ impl Cause {
 /// The adaptation layer (Q.2931 §4.5.5).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Aal {
-    /// AAL5, with the longest payload each way, where said.
+    /// AAL5, with the longest payload in each direction, if stated.
     Five {
         /// From the caller.
         forward_max: Option<u16>,
         /// To the caller.
         backward_max: Option<u16>,
     },
-    /// Another, by its number.
+    /// Another adaptation layer, by its number.
     Other(u8),
 }
 
@@ -289,55 +291,55 @@ impl Aal {
     }
 }
 
-/// A parameter of a [`TrafficDescriptor`], in cells a second or, for bursts, cells.
+/// A parameter of a [`TrafficDescriptor`], in cells per second or, for bursts, cells.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u8)]
 pub enum TrafficParameter {
-    /// Peak rate from the caller of cells of high priority.
+    /// Peak rate of high-priority cells from the caller.
     ForwardPeakHigh,
     /// The same to the caller.
     BackwardPeakHigh,
-    /// Peak rate from the caller of all cells.
+    /// Peak rate of all cells from the caller.
     ForwardPeak,
     /// The same to the caller.
     BackwardPeak,
-    /// Sustainable rate from the caller of cells of high priority.
+    /// Sustainable rate of high-priority cells from the caller.
     ForwardSustainedHigh,
     /// The same to the caller.
     BackwardSustainedHigh,
-    /// Sustainable rate from the caller of all cells.
+    /// Sustainable rate of all cells from the caller.
     ForwardSustained,
     /// The same to the caller.
     BackwardSustained,
-    /// Longest burst from the caller of cells of high priority.
+    /// Longest burst of high-priority cells from the caller.
     ForwardBurstHigh,
     /// The same to the caller.
     BackwardBurstHigh,
-    /// Longest burst from the caller of all cells.
+    /// Longest burst of all cells from the caller.
     ForwardBurst,
     /// The same to the caller.
     BackwardBurst,
 }
 
-/// The identifiers of [`TrafficParameter`], in its order (Q.2931 §4.5.6).
+/// The identifiers of [`TrafficParameter`], in the same order (Q.2931 §4.5.6).
 const PARAMETERS: [u8; 12] = [
     0x82, 0x83, 0x84, 0x85, 0x88, 0x89, 0x90, 0x91, 0xa0, 0xa1, 0xb0, 0xb1,
 ];
 const BEST_EFFORT: u8 = 0xbe;
 const MANAGEMENT: u8 = 0xbf;
 
-/// What a circuit carries (Q.2931 §4.5.6, UNI 3.1 §5.4.5.6).
+/// The traffic of a circuit (Q.2931 §4.5.6, UNI 3.1 §5.4.5.6).
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct TrafficDescriptor {
     parameters: [Option<u32>; PARAMETERS.len()],
-    /// Nothing is asked for but to be carried as may be (UBR).
+    /// Best effort, without guarantees (UBR).
     pub best_effort: bool,
-    /// Traffic management options, as they stand there.
+    /// Traffic management options, as encoded in the element.
     pub management: Option<u8>,
 }
 
 impl TrafficDescriptor {
-    /// Best effort, with a peak rate each way that no link has.
+    /// Best effort, with a peak rate in each direction that no link has.
     #[must_use]
     pub const fn best_effort() -> Self {
         let mut descriptor = Self::constant(0xff_ffff, 0xff_ffff);
@@ -345,7 +347,7 @@ impl TrafficDescriptor {
         descriptor
     }
 
-    /// Peak rates from and to the caller, in cells a second; of each 24 bits go.
+    /// Peak rates from and to the caller, in cells per second; 24 bits of each are sent.
     #[must_use]
     #[expect(
         clippy::indexing_slicing,
@@ -362,7 +364,7 @@ impl TrafficDescriptor {
         }
     }
 
-    /// A parameter, where it is said.
+    /// A parameter, if stated.
     #[must_use]
     #[expect(
         clippy::indexing_slicing,
@@ -372,7 +374,7 @@ impl TrafficDescriptor {
         self.parameters[parameter as usize]
     }
 
-    /// True where nothing but peak rates of all cells, and best effort, is asked for.
+    /// True if only peak rates of all cells, and best effort, are requested.
     #[must_use]
     pub fn is_simple(&self) -> bool {
         let peaks = [
@@ -428,12 +430,12 @@ impl TrafficDescriptor {
     }
 }
 
-/// Which circuit (Q.2931 §4.5.16).
+/// The circuit of a call (Q.2931 §4.5.16).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct ConnectionIdentifier {
     /// The virtual path.
     pub vpi: u16,
-    /// The virtual channel; `None` for any of the path.
+    /// The virtual channel; `None` for any channel of the path.
     pub vci: Option<u16>,
 }
 
@@ -499,21 +501,21 @@ impl QosClasses {
     }
 }
 
-/// What the network has to carry (Q.2931 §4.5.7).
+/// The bearer capability required of the network (Q.2931 §4.5.7).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Bearer {
     /// 1 (A), 3 (C), 16 (X): 0 to 31.
     class: u8,
-    /// Traffic type and timing, 0 to 127, where said.
+    /// Traffic type and timing, 0 to 127, if stated.
     transfer: Option<u8>,
-    /// The user cannot bear that a start is cut off.
+    /// The user cannot tolerate clipping of the start.
     pub susceptible_to_clipping: bool,
-    /// To several parties.
+    /// The call has several parties.
     pub multipoint: bool,
 }
 
 impl Bearer {
-    /// Class X, as cells go, without a timing: what data asks for.
+    /// Class X without timing, as data requests.
     #[must_use]
     pub const fn data() -> Self {
         Self {
@@ -557,7 +559,7 @@ impl Bearer {
     }
 }
 
-/// A number, of one of the plans that UNI 3.1 has.
+/// A number, of one of UNI 3.1's numbering plans.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Number {
     /// An ATM end system address.
@@ -571,8 +573,8 @@ pub enum Number {
 pub struct Party {
     /// The number.
     pub number: Number,
-    /// Of a calling party: how far it may be shown, and who has checked it, as in the
-    /// element; `None` where nothing is said.
+    /// For a calling party: presentation and screening, as encoded in the element; `None`
+    /// if not stated.
     presentation: Option<u8>,
 }
 
@@ -619,12 +621,12 @@ impl Party {
     }
 }
 
-/// What a RESTART is of (Q.2931 §4.5.20).
+/// The scope of a RESTART (Q.2931 §4.5.20).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Restart {
-    /// The one circuit that is named.
+    /// The named circuit.
     Circuit,
-    /// All circuits of the path that is named.
+    /// All circuits of the named path.
     Path,
     /// All circuits of the link.
     Link,

@@ -1,5 +1,5 @@
-//! Messages that set up and release circuits: the point-to-point part of UNI 3.1, which is
-//! Q.2931's (ITU-T Q.2931 §4, UNI 3.1 §5.4).
+//! Messages that set up and release circuits: the point-to-point part of UNI 3.1, which
+//! is that of Q.2931 (ITU-T Q.2931 §4, UNI 3.1 §5.4).
 //!
 //! ```text
 //! +------+---+-+----------------+------+-----+--------+---------- - -
@@ -25,23 +25,23 @@ const DISCRIMINATOR: u8 = 9;
 /// Bytes before the elements.
 pub const HEADER_LEN: usize = 9;
 
-/// Bytes that every message fits into that this module emits.
+/// A size in bytes that suffices for every message that this module emits.
 pub const MESSAGE_MAX: usize = 512;
 
-/// The most faults of a message that are kept; further ones are left out.
+/// Limit of the faults recorded per message; further ones are left out.
 const FAULTS_MAX: usize = 8;
 
-/// Which call a message is about, on its link (§4.3).
+/// The call of a message, on its link (§4.3).
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct CallReference {
-    /// 0 to 8,388,607, chosen by the side that began the call.
+    /// 0 to 8,388,607, chosen by the side that originated the call.
     value: u32,
-    /// The flag: true in what goes to the side that began the call.
+    /// The flag: true in messages to the side that originated the call.
     pub to_origin: bool,
 }
 
 impl CallReference {
-    /// The highest value that a call may have; the one above is kept (the dummy).
+    /// The highest value of a call; the one above is reserved (the dummy).
     pub const MAX: u32 = 0x7f_fffe;
 
     /// `None` for more than 23 bits.
@@ -53,7 +53,7 @@ impl CallReference {
         Some(Self { value, to_origin })
     }
 
-    /// The reference of all calls (§4.3), which RESTART has.
+    /// The reference of all calls (§4.3), which RESTART carries.
     #[must_use]
     pub const fn global(to_origin: bool) -> Self {
         let value = 0;
@@ -72,7 +72,7 @@ impl CallReference {
         self.value == 0
     }
 
-    /// As it is in an answer.
+    /// The reference as used in an answer.
     #[must_use]
     pub const fn reversed(self) -> Self {
         Self {
@@ -82,29 +82,29 @@ impl CallReference {
     }
 }
 
-/// What a message is (§4.4.1).
+/// The type of a message (§4.4.1).
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 #[repr(u8)]
 pub enum MessageType {
-    /// The call is being set up; nothing more is needed.
+    /// CALL PROCEEDING: the call is being set up; nothing more is needed.
     CallProceeding = 0x02,
-    /// A call to somebody.
+    /// SETUP: a call to the called user.
     Setup = 0x05,
-    /// The called user takes the call.
+    /// CONNECT: the called user accepts the call.
     Connect = 0x07,
-    /// The call is awarded to it.
+    /// CONNECT ACKNOWLEDGE: the call is awarded to that user.
     ConnectAcknowledge = 0x0f,
-    /// Release circuits, whatever their calls are in.
+    /// RESTART: release circuits, whatever the state of their calls.
     Restart = 0x46,
-    /// Release a call.
+    /// RELEASE: release a call.
     Release = 0x4d,
-    /// They are released.
+    /// RESTART ACKNOWLEDGE: the circuits are released.
     RestartAcknowledge = 0x4e,
-    /// It is released.
+    /// RELEASE COMPLETE: the call is released.
     ReleaseComplete = 0x5a,
-    /// In what state is the call?
+    /// STATUS ENQUIRY: asks for the state of a call.
     StatusEnquiry = 0x75,
-    /// In this one, or something was not understood.
+    /// STATUS: reports the state, or that a part of a message was not understood.
     Status = 0x7d,
 }
 
@@ -123,23 +123,23 @@ impl MessageType {
         Self::Status,
     ];
 
-    /// The type of this number.
+    /// The type with this number.
     #[must_use]
     pub fn from_number(number: u8) -> Option<Self> {
         Self::ALL.into_iter().find(|kind| *kind as u8 == number)
     }
 }
 
-/// Why bytes are no message at all; such are ignored (§5.6.1 to §5.6.3).
+/// Why bytes are not a message at all; they are then ignored (§5.6.1 to §5.6.3).
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum Error {
-    /// Fewer bytes than the header, or than it says.
+    /// Fewer bytes than the header, or than its length.
     #[error("the message is shorter than it says")]
     Truncated,
     /// Another protocol.
     #[error("protocol discriminator {0} and not 9")]
     Discriminator(u8),
-    /// A call reference of another length than three bytes.
+    /// A call reference whose length is not three bytes.
     #[error("a call reference of {0} bytes and not 3")]
     ReferenceLength(u8),
 }
@@ -154,7 +154,7 @@ pub struct Message<'a> {
 }
 
 impl<'a> Message<'a> {
-    /// Checks what stands before the elements.
+    /// Checks the header before the elements.
     ///
     /// # Errors
     /// [`Error`].
@@ -183,7 +183,7 @@ impl<'a> Message<'a> {
         })
     }
 
-    /// Which call it is about.
+    /// The message's call.
     #[must_use]
     pub const fn reference(&self) -> CallReference {
         self.reference
@@ -195,7 +195,7 @@ impl<'a> Message<'a> {
         self.kind
     }
 
-    /// What its sender wants done where the type is not known (§4.4.1).
+    /// The action that the sender requests if the type is not known (§4.4.1).
     #[must_use]
     pub const fn action(&self) -> Option<MessageAction> {
         if self.extension & 0x10 == 0 {
@@ -208,7 +208,7 @@ impl<'a> Message<'a> {
         })
     }
 
-    /// The elements that are known, the first of each kind, and what was wrong with others.
+    /// The known elements, the first of each kind, and the faults of the others.
     #[must_use]
     pub fn elements(&self) -> (Elements, Faults) {
         let mut elements = Elements::default();
@@ -218,7 +218,7 @@ impl<'a> Message<'a> {
         while let Some((&[id, extension, high, low], behind)) = rest.split_first_chunk() {
             let length = u16::from_be_bytes([high, low]);
             let Some((contents, behind)) = behind.split_at_checked(length.into()) else {
-                // The rest cannot be cut into elements.
+                // The rest cannot be split into elements.
                 faults.push(id, FaultKind::Contents, extension);
                 break;
             };
@@ -238,38 +238,38 @@ impl<'a> Message<'a> {
     }
 }
 
-/// What the sender of an unknown message wants done.
+/// The action that the sender of an unknown message requests.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum MessageAction {
     /// Release the call.
     Clear,
-    /// Pass over it.
+    /// Ignore it.
     Ignore,
-    /// Pass over it, and say so in a STATUS.
+    /// Ignore it, and report that in a STATUS.
     Report,
 }
 
-/// What is wrong with an element.
+/// The fault of an element.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum FaultKind {
     /// Its identifier is not known.
     Unknown,
-    /// Its contents are not what the identifier has.
+    /// Its contents are invalid for its identifier.
     Contents,
 }
 
-/// What the sender of an element wants done where it is not understood (§4.5.1).
+/// The action that the sender of an element requests if it is not understood (§4.5.1).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum ElementAction {
     /// Release the call.
     Clear,
-    /// Pass over the element.
+    /// Ignore the element.
     Ignore,
-    /// Pass over it, and say so in a STATUS.
+    /// Ignore it, and report that in a STATUS.
     Report,
-    /// Pass over the message.
+    /// Ignore the message.
     IgnoreMessage,
-    /// Pass over the message, and say so in a STATUS.
+    /// Ignore the message, and report that in a STATUS.
     ReportMessage,
 }
 
@@ -278,13 +278,13 @@ pub enum ElementAction {
 pub struct Fault {
     /// The element's identifier.
     pub id: u8,
-    /// What is wrong.
+    /// The fault.
     pub kind: FaultKind,
-    /// What the sender wants done; `None` where it leaves it to the rules.
+    /// The action that the sender requests; `None` if it leaves it to the rules.
     pub action: Option<ElementAction>,
 }
 
-/// The elements of a message that were not understood, the first eight.
+/// The faulty elements of a message, the first eight.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Faults {
     list: [Option<Fault>; FAULTS_MAX],
@@ -316,42 +316,42 @@ enum Parsed {
     Wrong,
 }
 
-/// The elements of a message. Which a message must have is for who takes it to say.
+/// The elements of a message. The receiver decides which of them a message must have.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Elements {
-    /// Why (§4.5.15).
+    /// The cause (§4.5.15).
     pub cause: Option<Cause>,
     /// A call's state, by its number (§4.5.10).
     pub call_state: Option<u8>,
     /// The adaptation layer and its longest payloads (§4.5.5).
     pub aal: Option<Aal>,
-    /// Cells a second (§4.5.6).
+    /// The traffic, in cells per second (§4.5.6).
     pub traffic: Option<TrafficDescriptor>,
     /// The circuit (§4.5.16).
     pub connection: Option<ConnectionIdentifier>,
     /// Classes of service (§4.5.18).
     pub qos: Option<QosClasses>,
-    /// What the application speaks (§4.5.8).
+    /// The application's protocol (§4.5.8).
     pub high_layer: Option<Opaque<9>>,
-    /// What the network has to carry (§4.5.7).
+    /// The bearer capability required of the network (§4.5.7).
     pub bearer: Option<Bearer>,
-    /// What is in the payloads, below the application (§4.5.9).
+    /// The protocol of the payloads below the application (§4.5.9).
     pub low_layer: Option<Opaque<13>>,
-    /// Nothing of the called number is to come (§4.5.21).
+    /// The called number is complete (§4.5.21).
     pub sending_complete: bool,
-    /// Who calls (§4.5.13).
+    /// The calling party's number (§4.5.13).
     pub calling: Option<Party>,
-    /// Where behind that number (§4.5.14).
+    /// The calling party's subaddress (§4.5.14).
     pub calling_subaddress: Option<Opaque<21>>,
-    /// Who is called (§4.5.11).
+    /// The called party's number (§4.5.11).
     pub called: Option<Party>,
-    /// Where behind that number (§4.5.12).
+    /// The called party's subaddress (§4.5.12).
     pub called_subaddress: Option<Opaque<21>>,
-    /// What a RESTART is of (§4.5.20).
+    /// The scope of a RESTART (§4.5.20).
     pub restart: Option<Restart>,
 }
 
-/// Sets a place that nothing has set yet: of several elements of one kind the first counts
+/// Sets a field that is not set yet: of several elements of one kind the first counts
 /// (§5.6.5.2).
 fn set<T>(place: &mut Option<T>, value: Option<T>) -> Parsed {
     match value {
@@ -382,7 +382,7 @@ impl Elements {
                 self.sending_complete = true;
                 Parsed::Known
             }
-            // Of the elements that it speaks of, the first is taken.
+            // The first of the repeated elements is used.
             id::REPEAT => Parsed::Known,
             id::CALLING => set(&mut self.calling, Party::parse(contents)),
             id::CALLING_SUBADDRESS => set(&mut self.calling_subaddress, Opaque::new(contents)),
@@ -406,7 +406,7 @@ impl Elements {
     ) -> Result<usize, EmitError> {
         let (header, body) = split(buffer, HEADER_LEN)?;
         let mut writer = Writer::new(body);
-        // In the order of their identifiers, as Q.931 wants and Q.2931 allows.
+        // In the order of their identifiers, as Q.931 requires and Q.2931 permits.
         writer.put(id::CAUSE, self.cause.as_ref(), Cause::write);
         writer.put(id::CALL_STATE, self.call_state.as_ref(), |state, out| {
             out.byte(state & 0x3f);

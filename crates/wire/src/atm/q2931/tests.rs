@@ -15,7 +15,7 @@ fn emitted(elements: &Elements, kind: MessageType) -> Vec<u8> {
     buffer
 }
 
-/// Byte by byte as the figures of Q.2931 §4.5 have them.
+/// Byte by byte as in the figures of Q.2931 §4.5.
 #[test]
 fn elements_are_as_drawn() {
     let elements = Elements {
@@ -72,7 +72,7 @@ fn what_is_no_message_has_its_cause() {
     assert_eq!(CallReference::new(1 << 23, false), None);
 }
 
-/// A message with these bytes of elements.
+/// A message with these bytes as its elements.
 fn with_body(body: &[u8]) -> Vec<u8> {
     let mut bytes = vec![9, 3, 0, 0, 7, 0x7d, 0x80, 0, body.len() as u8];
     bytes.extend(body);

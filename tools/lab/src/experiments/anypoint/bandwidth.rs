@@ -19,10 +19,11 @@ pub(in super::super) const EXPERIMENT: Experiment = Experiment {
 };
 
 const CONNECTIONS: u32 = 8;
-/// An MTU, and what is sent at it: bytes of a segment's frames, and how many there are.
+/// An MTU, and the segments sent at it: bytes of a segment's frames, and how many there
+/// are.
 type Sizes = (&'static str, u16, &'static [(u16, u16)]);
-/// The paper's MTU and frames: as many as a segment of 8 KiB holds. And Ethernet's MTU, with
-/// what a segment then holds beside timestamps, and parts of it.
+/// The paper's MTU and frames: as many as a segment of 8 KiB holds. And Ethernet's MTU,
+/// with the frames that a segment then holds beside timestamps, and parts of it.
 const SIZES: [Sizes; 2] = [
     (
         "MTU 9,000",
@@ -43,7 +44,7 @@ const SYSTEMS: [Between; 7] = [
     Between::Switch(SwitchModule::RoundRobin, Manner::Copying),
     Between::Proxy(SplitWaiting::Select),
     Between::Proxy(SplitWaiting::Epoll),
-    // Fair here: a connection has one member.
+    // A fair comparison here: a connection has one member.
     Between::Splice,
     Between::Program(Installed::Haproxy),
 ];
@@ -86,7 +87,8 @@ fn claims(series: &[Series]) -> Vec<Claim> {
     let cost = |system: &'static str, frames: f64| {
         at(system, frames).and_then(|it| it.values.get(PROCESSOR).copied())
     };
-    // Bytes that a processor forwards in the time that it takes another for one.
+    // Bytes that a processor forwards in the time in which it forwards one byte for the
+    // other system.
     let capacity = |system, than, frames| ratio(cost(than, frames), cost(system, frames));
     let sizes: Vec<f64> = curve("switch-copies")
         .iter()
@@ -131,7 +133,7 @@ fn claims(series: &[Series]) -> Vec<Claim> {
         ),
         Claim::at_least(
             "capacity",
-            "largest frames: bytes a second of the intermediary's processor, switch over the select \
+            "largest frames: bytes per second of the intermediary's processor, switch over the select \
              proxy",
             capacity("switch-sleeping", "select-proxy", LARGEST),
             1.68,
@@ -144,13 +146,13 @@ fn claims(series: &[Series]) -> Vec<Claim> {
         ),
         Claim::at_least(
             "capacity-haproxy",
-            "largest frames: bytes a second of the intermediary's processor, switch over HAProxy",
+            "largest frames: bytes per second of the intermediary's processor, switch over HAProxy",
             capacity("switch-sleeping", "haproxy", LARGEST),
             1.0,
         ),
         Claim::new(
             "capacity-splice",
-            "largest frames: bytes a second of the intermediary's processor, switch over the splice \
+            "largest frames: bytes per second of the intermediary's processor, switch over the splice \
              proxy",
             capacity("switch-sleeping", "splice-proxy", LARGEST),
         ),

@@ -1,4 +1,4 @@
-//! Who stands between peer and members.
+//! The intermediary between peer and members.
 
 use std::net::SocketAddr;
 
@@ -12,22 +12,23 @@ use crate::worker::{
 /// Headers of IPv4 and TCP.
 const HEADERS: u16 = 40;
 
-/// Who stands between peer and members.
+/// The intermediary between peer and members.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Between {
     /// The transport switch.
     Switch(SwitchModule, Manner),
     /// A proxy.
     Proxy(SplitWaiting),
-    /// A proxy that looks at no byte, and gives each connection to one member.
+    /// A proxy that examines no byte, and assigns each connection to one member.
     Splice,
-    /// A program of somebody else's.
+    /// A third-party program.
     Program(Installed),
-    /// The kernel's forwarding: a connection to the first member alone.
+    /// The kernel's forwarding: a connection to the first member only.
     Nobody,
-    /// Frames from interface to interface over the device crate alone: the same.
+    /// Frames from interface to interface over the device crate only: the same.
     Bare,
-    /// No network at all: a thread of the ends' processor wakes one of the intermediary's.
+    /// No network at all: a thread on the ends' processor wakes one on the
+    /// intermediary's.
     WakeUp,
 }
 
@@ -48,7 +49,7 @@ impl Between {
         }
     }
 
-    /// The Debian package that is missing for it.
+    /// Returns the Debian package that is missing for it.
     pub(super) fn missing(self) -> Option<&'static str> {
         let Between::Program(program) = self else {
             return None;
@@ -100,10 +101,10 @@ impl Between {
     }
 }
 
-/// Programs that are there if somebody has installed them.
+/// Programs that an operator may have installed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Installed {
-    /// HAProxy in TCP mode, which hands each connection to one member.
+    /// HAProxy in TCP mode, which assigns each connection to one member.
     Haproxy,
     /// Twemproxy, which sends each command of Redis to the owner of its key.
     Twemproxy,
@@ -119,18 +120,18 @@ impl Installed {
     }
 }
 
-/// How a switch is run.
+/// How a switch runs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Manner {
-    /// As a user has it: it polls for an answer to what it has sent before it sleeps.
+    /// The default: it polls for an answer to what it has sent before it sleeps.
     Usual,
-    /// It sleeps whenever nothing is there.
+    /// It sleeps whenever there is nothing to do.
     Sleeping,
-    /// So does this one, and it copies every payload twice.
+    /// It sleeps likewise, and copies every payload twice.
     Copying,
 }
 
-/// Who stands between, if anybody does, and what the peer connects to.
+/// Starts the intermediary, if any; returns the address to which the peer connects.
 pub(super) fn middle(
     between: Between,
     members: &[SocketAddr],
@@ -174,7 +175,7 @@ pub(super) fn middle(
     (Some(job), address)
 }
 
-/// A forwarder between the peer and the first member.
+/// Returns a forwarder between the peer and the first member.
 fn bare(connections: u32) -> ForwardJob {
     let side = |link: u8, ports| ForwardSide {
         interface: INTERFACES[usize::from(link)].to_owned(),

@@ -1,4 +1,4 @@
-//! What peer and members do in a case.
+//! The tasks of peer and members in a case.
 
 use std::net::SocketAddr;
 use std::time::Duration;
@@ -10,12 +10,12 @@ use crate::worker::{
     StorageJob, StorageRole,
 };
 
-/// How long an end may take to answer.
+/// Longest time that an end may take to answer.
 pub(super) const ANSWER: Duration = Duration::from_secs(5);
 
 impl Case {
-    /// What members and peer are, of whom the peer connects to `address`. No members: the
-    /// peer's process is these, too.
+    /// Starts members and peer; the peer connects to `address`. Without members, the
+    /// peer's process plays both roles.
     pub(super) fn ends(
         &self,
         addresses: Vec<SocketAddr>,
@@ -73,7 +73,7 @@ impl Case {
         (Some(Job::Frames(members)), Job::Frames(peer))
     }
 
-    /// What the ends have counted so far.
+    /// Returns the counts of the ends so far.
     pub(super) fn count(
         &self,
         peer: &mut Child,
@@ -109,14 +109,14 @@ impl Case {
     }
 }
 
-/// What the ends of a case have counted so far.
+/// The counts of a case's ends so far.
 #[derive(Clone, Copy, Debug, Default)]
 pub(super) struct Count {
-    /// Bytes of frames that have come, requests that were answered, or frames.
+    /// Bytes of frames that arrived, answered requests, or frames.
     pub(super) count: u64,
     /// Median time of a request, µs.
     pub(super) median_us: f64,
-    /// As [`SegmentCounts`] has them.
+    /// As in [`SegmentCounts`].
     pub(super) idle: u64,
     pub(super) repeated: u64,
 }

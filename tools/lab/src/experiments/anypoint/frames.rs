@@ -1,5 +1,5 @@
-//! Frames that a processor forwards: each of 64 bytes and in a segment of its own, from
-//! ends that cost less than what lies between them.
+//! Frames that a processor forwards: each of 64 bytes and in its own segment, from ends
+//! that cost less than the intermediary.
 
 use super::super::{Experiment, Run, USUAL, ratio};
 use super::{Between, Case, Load, Manner, PROCESSOR_FRAME, WAITED};
@@ -20,7 +20,7 @@ pub(in super::super) const EXPERIMENT: Experiment = Experiment {
 
 const SETTING: &str = "64-byte frames, one a segment";
 const CONNECTIONS: [u32; 3] = [1, 8, 64];
-/// What the claims are about.
+/// The number of connections in the claims.
 const USUAL_CONNECTIONS: u32 = 8;
 const SYSTEMS: [Between; 3] = [
     Between::Switch(SwitchModule::RoundRobin, Manner::Usual),
@@ -62,7 +62,7 @@ fn claims(series: &[Series]) -> Vec<Claim> {
     vec![
         Claim::at_least(
             "frames",
-            "64-byte frames a second of the intermediary's processor, 8 connections: switch over bare \
+            "64-byte frames per second of the intermediary's processor, 8 connections: switch over bare \
              forwarding",
             ratio(
                 value("bare", PROCESSOR_FRAME),

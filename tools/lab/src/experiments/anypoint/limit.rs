@@ -1,5 +1,5 @@
-//! Figure 5 where the intermediary is the limit: eight connections, each to one member, whose
-//! ends cost less than what lies between them.
+//! Figure 5 with the intermediary as the limit: eight connections, each to one member,
+//! whose ends cost less than the intermediary.
 
 use super::super::{Experiment, Run, USUAL, ratio};
 use super::{Between, Case, Installed, Load, Manner, PROCESSOR_FRAME, WAITED};
@@ -74,7 +74,8 @@ fn claims(series: &[Series]) -> Vec<Claim> {
     let mean = each.map(|each| each.iter().sum::<f64>() / each.len() as f64);
     let waited = |system| at(system, 1.0)?.values.get(WAITED).copied();
     let cost = |system, frames| at(system, frames)?.values.get(PROCESSOR_FRAME).copied();
-    // Frames that a processor forwards in the time that it takes another for one.
+    // Frames that a processor forwards in the time in which it forwards one for the other
+    // system.
     let capacity = |system, than, frames| ratio(cost(than, frames), cost(system, frames));
     let sizes = copies.map(|curve| curve.points.as_slice());
     let sizes = sizes.unwrap_or_default().iter().map(|point| point.x);
@@ -106,7 +107,7 @@ fn claims(series: &[Series]) -> Vec<Claim> {
         ),
         Claim::at_least(
             "capacity",
-            "largest frames: frames a second of the intermediary's processor, switch over the select \
+            "largest frames: frames per second of the intermediary's processor, switch over the select \
              proxy",
             capacity("switch-sleeping", "select-proxy", 1.0),
             1.68,
@@ -119,7 +120,7 @@ fn claims(series: &[Series]) -> Vec<Claim> {
         ),
         Claim::at_least(
             "capacity-haproxy",
-            "largest frames: frames a second of the intermediary's processor, switch over HAProxy",
+            "largest frames: frames per second of the intermediary's processor, switch over HAProxy",
             capacity("switch-sleeping", "haproxy", 1.0),
             1.0,
         ),

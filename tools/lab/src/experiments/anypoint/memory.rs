@@ -1,4 +1,4 @@
-//! Figure 6: what the intermediary keeps for eight connections, against the round-trip time
+//! Figure 6: the intermediary's memory for eight connections, against the round-trip time
 //! and the number of members.
 
 use super::super::{Experiment, Run, USUAL, ratio};
@@ -24,7 +24,7 @@ const SYSTEMS: [Between; 2] = [
     Between::Switch(SwitchModule::RoundRobin, Manner::Usual),
     Between::Proxy(SplitWaiting::Select),
 ];
-/// 384 entries of 40 bytes a direction, and 8 KiB.
+/// 384 entries of 40 bytes per direction, and 8 KiB.
 const LIMIT_KIB: f64 = 2.0 * 384.0 * 40.0 / 1024.0 + 8.0;
 const SIDES: [(&str, bool); 2] = [("inbound", false), ("outbound", true)];
 

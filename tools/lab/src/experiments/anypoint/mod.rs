@@ -24,29 +24,29 @@ use crate::worker::Mix;
 use between::{Between, Installed, Manner};
 use star::{Layout, Outcome, Star};
 
-/// Processor time of the intermediary that a byte takes.
+/// CPU time of the intermediary per byte.
 const PROCESSOR: &str = "processor ns a byte";
-/// The same of a request.
+/// The same, per request.
 const PROCESSOR_REQUEST: &str = "processor ns a request";
-/// The same of a frame.
+/// The same, per frame.
 const PROCESSOR_FRAME: &str = "processor ns a frame";
-/// Share of the time that ends which never sleep waited for the intermediary: what is not
-/// waited for is not the intermediary's limit.
+/// Share of the time in which ends that never sleep waited for the intermediary: if they
+/// do not wait, the intermediary is not the limit.
 const WAITED: &str = "ends waited";
-/// What such ends sent again.
+/// Segments that such ends sent again.
 const REPEATED: &str = "segments sent again/s";
 /// Median time of a request.
 const RESPONSE: &str = "median response, µs";
 /// Share of its processor that the intermediary used.
 const BUSY: &str = "processor busy";
-/// What is measured at once.
+/// Length of one measurement.
 const WINDOW: Duration = Duration::from_millis(700);
 
-/// One point: what is sent, and by whom.
+/// One point: the traffic, and its senders.
 #[derive(Clone, Debug, Default, PartialEq)]
 struct Case {
     setting: String,
-    /// Its place on the horizontal axis.
+    /// Its position on the horizontal axis.
     x: f64,
     mtu: u16,
     load: Load,
@@ -56,37 +56,38 @@ struct Case {
     frames: u16,
     connections: u32,
     members: u8,
-    /// How long the first member takes over each frame, µs.
+    /// Time that the first member takes for each frame, µs.
     slowed_us: u64,
     /// Members send.
     outbound: bool,
-    /// What counts is the intermediary's memory.
+    /// The result is the intermediary's memory.
     is_of_memory: bool,
-    /// Of the path between peer and intermediary, there and back; `None`: they are joined
-    /// by a link alone.
+    /// Round-trip time of the path between peer and intermediary; `None`: they are joined
+    /// by a plain link.
     round_trip_ms: Option<u64>,
-    /// Frames of a switch's ring; `None`: as many as usual.
+    /// Frames of a switch's ring; `None`: the default.
     ring: Option<u16>,
 }
 
-/// What the ends do.
+/// The traffic of the ends.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 enum Load {
     /// One side sends frames without end.
     #[default]
     Frames,
-    /// One process at both ends sends frames without end, each in a segment of its own; what
-    /// counts is their number.
+    /// One process at both ends sends frames without end, each in its own segment; the
+    /// result is their number.
     Segments,
-    /// A client's connections have so many requests each under way, to a coordinator, which
-    /// is the first member, and nodes.
+    /// Each of a client's connections has this many requests outstanding, to a
+    /// coordinator, which is the first member, and nodes.
     Requests(u16, Mix),
-    /// One request about metadata after another: what counts is how long each takes.
+    /// One request about metadata after another: the result is the time of each.
     OneAtATime,
 }
 
 impl Case {
-    /// What is counted of an outcome, and what the processor is divided by.
+    /// Returns the counted figure of an outcome, and the name of the CPU time divided by
+    /// it.
     fn figures(&self, outcome: Outcome) -> (f64, &'static str) {
         match self.load {
             Load::Frames if self.is_of_memory => {
@@ -100,12 +101,13 @@ impl Case {
         }
     }
 
-    /// Bytes of a frame, its header included.
+    /// Returns the bytes of a frame, its header included.
     fn size(&self) -> u16 {
         self.segment / self.frames.max(1)
     }
 
-    /// True when it can be had so. Without anybody between there is one member.
+    /// Returns true if the case is possible with it. Without an intermediary there is one
+    /// member.
     fn is_for(&self, between: Between) -> bool {
         match between {
             Between::Nobody => self.outbound || self.load == Load::OneAtATime,
@@ -203,7 +205,7 @@ fn measure(
 }
 
 impl Run<'_> {
-    /// Those of the systems that can be measured here; says which cannot.
+    /// Returns the systems that can be measured here, and notes the others.
     fn installed(&mut self, systems: &[Between]) -> Vec<Between> {
         let mut there = Vec::new();
         for &between in systems {
@@ -219,7 +221,7 @@ impl Run<'_> {
     }
 }
 
-/// A curve a system and setting.
+/// Returns one curve per system and setting.
 fn curves(
     cases: &[Case],
     systems: &[Between],

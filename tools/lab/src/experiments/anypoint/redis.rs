@@ -1,5 +1,5 @@
-//! Redis: an unmodified benchmark and four unmodified servers, through bridges and a switch,
-//! and through programs that were made for it.
+//! Redis: an unmodified benchmark and four unmodified servers, through bridges and a
+//! switch, and through programs made for Redis.
 
 use std::collections::BTreeMap;
 use std::net::SocketAddr;
@@ -35,13 +35,14 @@ const PIPELINE: u32 = 16;
 const WITHIN: Duration = Duration::from_secs(60);
 /// SET and GET.
 const TESTS: u32 = 2;
-/// Ports of the servers themselves, where bridges are before them.
+/// Ports of the servers themselves, if bridges are in front of them.
 const BEHIND: u16 = 1000;
-/// Of the client's bridge.
+/// Address of the client's bridge.
 const BRIDGE: SocketAddr =
     SocketAddr::new(std::net::IpAddr::V4(std::net::Ipv4Addr::LOCALHOST), 6379);
 
-/// A system: who stands between, and whether the bridges, if any, share its processor.
+/// A system: its intermediary, and whether any bridges share the intermediary's
+/// processor.
 const SYSTEMS: [(&str, Between, bool); 5] = [
     (
         "switch",
@@ -135,12 +136,12 @@ fn measure(run: &mut Run<'_>) -> anyhow::Result<()> {
 }
 
 const CASE_MTU: u16 = 1500;
-/// Places of a connection's ring, of which 7/8 are offered: all commands under way, 800, may be on
-/// one of the two.
+/// Slots of a connection's ring, of which 7/8 are offered: all outstanding commands, 800,
+/// may be on one of the two.
 const RING: u16 = 1024;
 
-/// Requests/s, what share of the intermediary's processor was used while the benchmark
-/// ran, and how much of its time that is for each request, ns.
+/// Measures requests/s, the intermediary's share of its processor while the benchmark
+/// ran, and its CPU time per request, ns.
 fn through(
     star: &Star,
     between: Between,
@@ -205,7 +206,7 @@ fn through(
     let rate = Child::run(place, &benchmark, "redis-benchmark", WITHIN)?;
     let usage = Usage::between(&first, &Times::read(watch));
     let busy = 1.0 - usage.left();
-    // The benchmark's own rates leave out its start, and the processor's time does not.
+    // The benchmark's own rates exclude its start; the CPU time includes it.
     let each = busy * usage.seconds * 1e9 / f64::from(TESTS * requests);
     Ok((rate, busy, each))
 }
@@ -223,7 +224,7 @@ fn claims(series: &[Series]) -> Vec<Claim> {
         ),
         Claim::at_least(
             "capacity",
-            "requests a second of the intermediary's processor: switch, bridges at the ends, over \
+            "requests per second of the intermediary's processor: switch, bridges at the ends, over \
              twemproxy",
             ratio(cost("twemproxy"), cost("switch-sleeping")),
             1.3,

@@ -26,7 +26,7 @@ const WIDE: &str = "outbound, four members, a ring for the path";
 const ROUND_TRIPS_MS: [u64; 4] = [2, 20, 50, 100];
 /// The largest of a quick run.
 const LARGE_MS: u64 = 20;
-/// Here the path holds more than the usual ring does, 384 frames.
+/// At this round-trip time the path holds more than the default ring does, 384 frames.
 const BEYOND_RING_MS: u64 = 100;
 /// Bytes of a segment's frame.
 const SEGMENT: u16 = 1440;
@@ -73,7 +73,8 @@ fn measure(run: &mut Run<'_>) -> anyhow::Result<()> {
     super::measure(run, &cases, &SYSTEMS, plan)
 }
 
-/// Frames that the path holds at a round trip, and those beyond that the peer is never offered.
+/// Returns the frames that the path holds at a round-trip time, and those beyond that are
+/// never offered to the peer.
 fn ring(round_trip_ms: u64) -> u16 {
     let bytes = RATE / 8 * round_trip_ms / 1000 * 8 / 7;
     u16::try_from(bytes / u64::from(SEGMENT)).unwrap_or(u16::MAX)

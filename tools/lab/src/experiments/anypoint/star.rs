@@ -1,15 +1,15 @@
-//! The bed: a peer, an intermediary, and members, in namespaces of their own.
+//! The test bed: a peer, an intermediary, and members, each in its own namespace.
 //!
 //! ```text
 //!   tw-PID-ap (peer)             tw-PID-as (intermediary)            tw-PID-am (members)
 //!   10.79.0.2  tw-p ══ veth ══ tw-i 10.79.0.1    tw-o 10.79.1.1 ══ veth ══ tw-m  10.79.1.2
 //! ```
 //!
-//! What the ends do runs on the client's processor, what the intermediary does on the
-//! server's: kernel TCP's receiving is steered (RPS), a switch polls its devices itself. No
-//! device joins or cuts segments. Where one process is peer and members, they have one
-//! namespace. Where paths are long there is a namespace more between
-//! the peer and the intermediary, tw-PID-al, with a bridge that delays (tw-x, tw-y).
+//! The ends run on the client's processor, the intermediary on the server's: kernel TCP's
+//! receiving is steered (RPS), a switch polls its devices itself. No device joins or
+//! splits segments. If one process is peer and members, they share a namespace. Long
+//! paths add a namespace between the peer and the intermediary, tw-PID-al, with a bridge
+//! that delays (tw-x, tw-y).
 
 use std::io::{Read, Write};
 use std::net::{Ipv4Addr, SocketAddr};
@@ -29,57 +29,57 @@ use crate::interrupt;
 use crate::testbed::{Testbed, cpu_mask};
 use crate::worker::{Child, ForwardReport, ForwardSide, Job, Place, Times, Usage, Watch};
 
-/// Interfaces of the intermediary: where peers come from, and where members are.
+/// Interfaces of the intermediary: towards peers, and towards members.
 pub(super) const INTERFACES: [&str; 2] = ["tw-i", "tw-o"];
 /// Interfaces of the peer and of the members.
 const ENDS: [&str; 2] = ["tw-p", "tw-m"];
 /// Interfaces of the bridge: towards the peer and towards the intermediary.
 const PATH: [&str; 2] = ["tw-x", "tw-y"];
-/// Bits/s of a long path, which the bridge forwards without being noticed.
+/// Bits/s of a long path; the bridge forwards this rate without being noticed.
 pub(super) const RATE: u64 = 100_000_000;
 /// Its queue, bytes.
 const QUEUE: u32 = 500_000;
-/// What peers of a switch connect to.
+/// Address to which peers of a switch connect.
 pub(super) const VIRTUAL: SocketAddr = SocketAddr::new(ip(0, 99), 6000);
-/// What peers of a proxy connect to.
+/// Address to which peers of a proxy connect.
 pub(super) const PROXY: SocketAddr = SocketAddr::new(ip(0, 1), 6000);
 /// Port of the first member.
 pub(super) const PORT: u16 = 6001;
-/// First port of a peer that is no kernel's.
+/// First port of a peer outside the kernel.
 const PEER_PORT: u16 = 50_001;
-/// Before anything is counted.
+/// Time before anything is counted.
 const WARM_UP: Duration = Duration::from_millis(300);
 
 pub(super) const fn ip(link: u8, host: u8) -> std::net::IpAddr {
     std::net::IpAddr::V4(Ipv4Addr::new(10, 79, link, host))
 }
 
-/// What came of one measurement.
+/// The result of one measurement.
 #[derive(Clone, Copy, Debug, Default)]
 pub(super) struct Outcome {
-    /// Bytes/s of frames that are delivered, requests/s, or frames/s.
+    /// Bytes/s of delivered frames, requests/s, or frames/s.
     pub(super) rate: f64,
     /// Share of the intermediary's processor that was used.
     pub(super) busy: f64,
-    /// Median time of a request, µs; 0 where there are none.
+    /// Median time of a request, µs; 0 without requests.
     pub(super) response_us: f64,
-    /// Share of the time that ends which never sleep waited for the intermediary.
+    /// Share of the time in which ends that never sleep waited for the intermediary.
     pub(super) waited: f64,
     /// Segments/s that such ends sent again.
     pub(super) repeated: f64,
-    /// Bytes that the intermediary has for the connections: of a switch's machine, or of a
-    /// process and in the buffers of the kernel's sockets.
+    /// The intermediary's bytes for the connections: those of a switch's machine, or
+    /// those of a process and of the kernel's socket buffers.
     pub(super) memory: f64,
 }
 
-/// Which namespaces there are beside the intermediary's.
+/// The namespaces beside the intermediary's.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Layout {
     /// The peer's and the members'.
     Apart,
-    /// These, and one for a bridge that delays.
+    /// The same, and one for a bridge that delays.
     Long,
-    /// One for peer and members.
+    /// One shared by peer and members.
     Together,
 }
 
@@ -87,7 +87,7 @@ pub(super) struct Star {
     pub(super) peer: String,
     pub(super) middle: String,
     pub(super) members: String,
-    /// Where the bridge is to run, if paths are long.
+    /// Namespace of the bridge, if paths are long.
     path: Option<String>,
     /// Processors of the ends and of the intermediary.
     pub(super) cpus: [usize; 2],
@@ -124,7 +124,7 @@ impl Star {
         Ok(star)
     }
 
-    /// Lays the link to the peer or to the members.
+    /// Creates the link to the peer or to the members.
     fn link(&self, ip: &str, number: usize) -> anyhow::Result<()> {
         let (end, other) = (ENDS[number], INTERFACES[number]);
         let namespace = [&self.peer, &self.members][number];
@@ -155,7 +155,7 @@ impl Star {
                 inside_shell(path, &script.concat())?;
             }
         }
-        // What a bridge forwards has its checksums.
+        // Frames that a bridge forwards need their checksums.
         let middle_off = match self.path {
             Some(_) => "tx off tso off gso off gro off",
             None => "tso off gso off gro off",
@@ -183,7 +183,7 @@ impl Star {
             );
             inside_shell(inside, &script)?;
         }
-        // For a connection with nobody between.
+        // For a connection without an intermediary.
         let other_link = 1 - number;
         if self.peer != self.members {
             inside_shell(
@@ -218,7 +218,7 @@ impl Star {
         Ok(())
     }
 
-    /// Measures a case through an intermediary, all begun anew.
+    /// Measures a case through an intermediary, with everything started afresh.
     pub(super) fn measure(
         &self,
         case: &Case,
@@ -295,8 +295,8 @@ impl Star {
         })
     }
 
-    /// What a wake-up of this machine takes, from the ends' processor to the
-    /// intermediary's.
+    /// Measures the wake-up time of this machine, from the ends' processor to that of the
+    /// intermediary.
     fn wake_up(&self) -> anyhow::Result<Outcome> {
         const TRIPS: usize = 2000;
         let [ends, middle] = self.cpus;
@@ -334,7 +334,7 @@ impl Star {
     }
 }
 
-/// Anonymous memory of a process that is resident, bytes.
+/// Returns the resident anonymous memory of a process, bytes.
 fn anonymous(process: u32) -> anyhow::Result<f64> {
     let status = std::fs::read_to_string(format!("/proc/{process}/status"))?;
     let line = status.lines().find_map(|it| it.strip_prefix("RssAnon:"));
@@ -342,13 +342,13 @@ fn anonymous(process: u32) -> anyhow::Result<f64> {
     Ok(kib.context("the kernel does not say RssAnon")? * 1024.0)
 }
 
-/// Bytes in the buffers of a namespace's TCP sockets.
+/// Returns the bytes in the buffers of a namespace's TCP sockets.
 fn in_sockets(namespace: &str) -> anyhow::Result<f64> {
     let shown = run("ip", &["netns", "exec", namespace, "ss", "-tnmH"])?;
     Ok(buffered(&shown))
 }
 
-/// Of `ss -m`: received, and queued to be sent (`r` and `w`, ss(8)).
+/// Sums the received and queued bytes in the output of `ss -m` (`r` and `w`, ss(8)).
 fn buffered(shown: &str) -> f64 {
     let of = |memory: &str| {
         let fields = memory.split(')').next().unwrap_or_default().split(',');
@@ -367,12 +367,12 @@ fn stay_on(cpu: usize) -> std::io::Result<()> {
     Ok(sched_setaffinity(None, &set)?)
 }
 
-/// The link address of a host on a link.
+/// Returns the link address of a host on a link.
 pub(super) fn mac(link: u8, host: u8) -> MacAddress {
     MacAddress([2, 0x79, 0, 0, link, host])
 }
 
-/// The peer's side and the members', as one process at both has them.
+/// Returns the peer's side and the members', as one process at both has them.
 pub(super) fn sides(connections: u32) -> [ForwardSide; 2] {
     let side = |link: u8, ports| ForwardSide {
         interface: ENDS[usize::from(link)].to_owned(),
@@ -383,19 +383,19 @@ pub(super) fn sides(connections: u32) -> [ForwardSide; 2] {
     [side(0, peer_ports(connections)), side(1, vec![PORT])]
 }
 
-/// Ports of a peer that is no kernel's.
+/// Returns the ports of a peer outside the kernel.
 pub(super) fn peer_ports(connections: u32) -> Vec<u16> {
     (PEER_PORT..).take(connections as usize).collect()
 }
 
-/// Where so many members are.
+/// Returns the addresses of this many members.
 pub(super) fn members(count: u8) -> Vec<SocketAddr> {
     (0..u16::from(count))
         .map(|number| SocketAddr::new(ip(1, 2), PORT + number))
         .collect()
 }
 
-/// A path of so many milliseconds there and back.
+/// Returns a path with this round-trip time, ms.
 fn bridge(round_trip: u64) -> Spec {
     let impair = Impair {
         rate: Some(RATE),

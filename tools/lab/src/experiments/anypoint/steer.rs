@@ -53,7 +53,7 @@ fn claims(series: &[Series]) -> Vec<Claim> {
     vec![
         Claim::at_least(
             "switch",
-            "switch: throughput with one member slowed by 0.75 ms a frame over none slowed",
+            "switch: throughput with one member slowed by 0.75 ms per frame over none slowed",
             kept("switch"),
             0.7,
         ),

@@ -1,5 +1,5 @@
-//! The storage service: a coordinator and four nodes behind one connection, blocks of 8 KiB;
-//! and what an intermediary adds to one request's time.
+//! The storage service: a coordinator and four nodes behind one connection, blocks of 8
+//! KiB; and the time that an intermediary adds to one request.
 
 use super::super::{Experiment, Run, USUAL, ratio};
 use super::{Between, Case, Load, Manner, PROCESSOR_REQUEST};
@@ -28,7 +28,7 @@ const SYSTEMS: [Between; 5] = [
     Between::Nobody,
     Between::WakeUp,
 ];
-/// What the switch itself may take for a segment beside being woken, µs.
+/// Time that the switch itself may add per segment, beside the wake-up, µs.
 const BESIDE_WAKE_UP_US: f64 = 5.0;
 
 fn measure(run: &mut Run<'_>) -> anyhow::Result<()> {
@@ -95,7 +95,7 @@ fn claims(series: &[Series]) -> Vec<Claim> {
         .paper(1.29),
         Claim::at_least(
             "capacity",
-            "requests a second of the intermediary's processor: switch over the select proxy",
+            "requests per second of the intermediary's processor: switch over the select proxy",
             ratio(
                 cost("select-proxy").copied(),
                 cost("switch-sleeping").copied(),

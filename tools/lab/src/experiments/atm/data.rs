@@ -1,5 +1,5 @@
-//! The data path of circuits: AAL5 PDUs beside UDP datagrams through the same stack, a blast on
-//! one circuit beside an echo on another, and PDUs that come in parts.
+//! The data path of circuits: AAL5 PDUs beside UDP datagrams through the same stack, a
+//! blast on one circuit beside an echo on another, and PDUs that arrive in parts.
 
 use std::time::Duration;
 
@@ -26,7 +26,7 @@ pub(in super::super) const EXPERIMENT: Experiment = Experiment {
     ..USUAL
 };
 
-/// VCIs below 32 are signalling's.
+/// VCIs below 32 are reserved for signalling.
 const ECHO_CIRCUIT: u16 = 107;
 const BLAST_PORT: u16 = 109;
 /// The blast beside which echoes are compared, as a share of `bare`'s capacity.
@@ -34,12 +34,12 @@ const BESIDE: f64 = 0.5;
 const TIMEOUT: Duration = Duration::from_millis(20);
 const LOADS: [Option<f64>; 3] = [Some(0.5), Some(0.9), None];
 
-/// What is blasted: a setting's name, what its packets are, and their payload.
+/// A blast: a setting's name, the kind of packets, and their payload.
 type Blasted = (&'static str, Content, u16);
 
 const DATAGRAMS: Blasted = ("UDP, 40 bytes", Content::Datagrams, 40);
 const PDUS: Blasted = ("AAL5, 40 bytes", Content::Pdus, 40);
-/// As much as one frame of an MTU of 1,500 carries of either.
+/// As much of either as one frame of an MTU of 1,500 carries.
 const LONG_DATAGRAMS: Blasted = ("UDP, 1,472 bytes", Content::Datagrams, 1472);
 const LONG_PDUS: Blasted = ("AAL5, 1,472 bytes", Content::Pdus, 1472);
 /// Six frames of 31 cells.
@@ -85,7 +85,7 @@ fn curves((config, capacity): Bed) -> Vec<Curve> {
         let echo = |share| {
             let mut load = blast(PDUS, Some(share));
             if let Some(blast) = &mut load.blast {
-                // The queue that the others send by is the client's stack's.
+                // The client's stack owns the queue by which the others send.
                 blast.kind = SenderKind::Frame;
             }
             load.ping = Some(PingSpec {
@@ -188,14 +188,14 @@ fn claims(series: &[Series]) -> Vec<Claim> {
             "echo",
             format!(
                 "echoes/s on a circuit beside a blast of {BESIDE} of bare's capacity on another, over \
-                 those beside nothing: tidewall over bare"
+                 those without it: tidewall over bare"
             ),
             ratio(echoes("tidewall"), echoes("bare")),
             0.8,
         ),
         Claim::at_least(
             "reassembly",
-            "cells/s of reassembled PDUs over those of the frames that bare takes",
+            "cells/s of reassembled PDUs over those of the frames that bare receives",
             ratio(
                 ours(PARTS).map(cells),
                 last("bare", PARTS).map(|frames| frames * CELLS_OF_FRAME),
@@ -238,12 +238,12 @@ fn claims(series: &[Series]) -> Vec<Claim> {
         ),
         Claim::new(
             "switch-cost",
-            "ns a cell of the switch, packets of single cells",
+            "ns per cell of the switch, packets of single cells",
             ratio(Some(1e9), through(through::SWITCH, through::CELLS)),
         ),
         Claim::new(
             "cell-cost",
-            "ns a cell of reassembled PDUs, at the highest offered rate",
+            "ns per cell of reassembled PDUs, at the highest offered rate",
             ratio(Some(1e9), ours(PARTS).map(cells)),
         ),
         Claim::new(

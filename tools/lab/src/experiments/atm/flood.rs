@@ -33,15 +33,15 @@ pub(in super::super) const EXPERIMENT: Experiment = Experiment {
 
 const UNREAD_CIRCUIT: &str = "PDUs of a circuit that nobody reads";
 const NO_CIRCUIT: &str = "PDUs of no circuit";
-/// Of calls through a manager, between two of its applications.
+/// For calls through a manager, between two of its applications.
 const NO_SETUPS: &str = "no SETUPs of its neighbour";
 const SETUPS: &str = "SETUPs of its neighbour";
 const MANAGER: &str = Plane::Manager.name();
 const RATE: &str = "SETUPs/s";
-/// What costs the caller's processor the same, and the called end nothing.
+/// Costs the caller's processor the same, and the called end nothing.
 const ELSEWHERE: &str = "elsewhere";
 const SHARES: [f64; 4] = [0.0, 0.02, 0.05, 0.1];
-/// What the claims are about.
+/// The share in the claims.
 const SHARE: f64 = 0.1;
 const TIME: Duration = Duration::from_millis(400);
 
@@ -64,13 +64,13 @@ fn blast(config: Config, capacity: Capacity, setting: &str, share: f64) -> Optio
     Some(LoadSpec {
         blast: Some(blast),
         warm_up: Duration::ZERO,
-        // Longer than the calls, which it ends with.
+        // Longer than the calls, with which it ends.
         duration: TIME + super::TIMEOUT,
         ..load(config)
     })
 }
 
-/// What goes on beside the calls.
+/// The load beside the calls.
 enum Beside {
     Blast(Option<Box<LoadSpec>>),
     Setups(bool),
@@ -132,7 +132,7 @@ fn measure(run: &mut Run<'_>) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// Calls between two applications of a manager.
+/// Measures calls between two applications of a manager.
 fn beside_setups(bench: &mut Bench, flooded: bool) -> anyhow::Result<Sample> {
     let mut parties = Parties::start(bench, Plane::Manager, Way::Local, 0)?;
     let job = parties.job(TIME);
@@ -166,8 +166,8 @@ fn claims(series: &[Series]) -> Vec<Claim> {
         Claim::at_most(
             "unread",
             format!(
-                "median set-up time beside {SHARE} of bare's capacity in PDUs of a circuit that \
-                 nobody reads, over beside as many elsewhere"
+                "median set-up time beside {SHARE} of bare's capacity in PDUs of an unread \
+                 circuit, over that beside as many elsewhere"
             ),
             beside(UNREAD_CIRCUIT),
             2.0,
@@ -180,8 +180,8 @@ fn claims(series: &[Series]) -> Vec<Claim> {
         ),
         Claim::at_most(
             "setups",
-            "median set-up time of calls between a manager's applications beside a flood of \
-             SETUPs of its neighbour, over without",
+            "median set-up time of calls between a manager's applications beside a flood of SETUPs \
+             from its neighbour, over that without",
             ratio(
                 value(series, (MANAGER, SETUPS), 0.0, SETUP_P50),
                 value(series, (MANAGER, NO_SETUPS), 0.0, SETUP_P50),
@@ -190,13 +190,13 @@ fn claims(series: &[Series]) -> Vec<Claim> {
         ),
         Claim::new(
             "setup-rate",
-            "SETUPs/s of that neighbour, of 100,000 that it would send",
+            "SETUPs/s of that neighbour, of 100,000 offered",
             value(series, (MANAGER, SETUPS), 0.0, RATE),
         ),
         Claim::new(
             "processor",
-            "median set-up time beside the blast elsewhere over beside none: what sharing the \
-             caller's processor costs",
+            "median set-up time beside the blast elsewhere over that beside none: the cost of \
+             sharing the caller's processor",
             ratio(at(ELSEWHERE, SHARE), at(ELSEWHERE, 0.0)),
         ),
     ]

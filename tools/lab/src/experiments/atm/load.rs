@@ -1,5 +1,5 @@
-//! Set-up times beside shell pipelines on the processor of the caller and of what controls its
-//! circuits.
+//! Set-up times beside shell pipelines on the processor of the caller and of the process
+//! that controls its circuits.
 
 use std::time::Duration;
 
@@ -24,7 +24,8 @@ pub(in super::super) const EXPERIMENT: Experiment = Experiment {
 const IN_CALLER: &str = "control in the caller's process";
 const BOTH: &str = "tidewalld and the caller";
 const MANAGER: &str = "tidewalld, the caller at nice 0";
-/// Whose priority it is: what controls circuits, whether the caller has it, too.
+/// Which processes have the priority: the one that controls circuits, and, if true, also
+/// the caller.
 const SETTINGS: [(Plane, bool, &str); 3] = [
     (Plane::InProcess, true, IN_CALLER),
     (Plane::Manager, true, BOTH),
@@ -33,7 +34,7 @@ const SETTINGS: [(Plane, bool, &str); 3] = [
 const EQUAL: &str = "nice 0";
 const HIGH: &str = "nice -20";
 const FIFO: &str = "SCHED_FIFO";
-/// By name; what is under -20 is SCHED_FIFO.
+/// Nice values by name; below -20 means SCHED_FIFO.
 const PRIORITIES: [(&str, i32); 5] = [
     (EQUAL, 0),
     ("nice -1", -1),

@@ -29,12 +29,12 @@ const SETUP_P99: &str = "set-up p99 µs";
 const WHOLE_P50: &str = "p50 µs";
 const WHOLE_P99: &str = "p99 µs";
 const CALLS: &str = "calls/s";
-/// Within which an interface is free again.
+/// Time within which an interface is free again.
 const RESTART: Duration = Duration::from_secs(2);
-/// How long a worker may take beyond its time.
+/// How long a worker may exceed its time.
 const TIMEOUT: Duration = Duration::from_secs(15);
 
-/// [`cases::rounds`] on an interface that stacks take.
+/// Acts as [`cases::rounds`], on an interface that stacks take.
 fn rounds<T>(
     run: &mut Run<'_>,
     cases: &[Case<T>],
@@ -45,7 +45,7 @@ fn rounds<T>(
     cases::rounds(run, cases, plan, measure)
 }
 
-/// Calls for so long, closed loop.
+/// Returns a job that calls for this long, in a closed loop.
 fn calls(role: CallsRole, over: CallsOver, time: Duration) -> CallsJob {
     CallsJob {
         role,
@@ -56,8 +56,8 @@ fn calls(role: CallsRole, over: CallsOver, time: Duration) -> CallsJob {
     }
 }
 
-/// Starts another command of this program. What had its interfaces before may not have put
-/// them back yet.
+/// Starts another command of this program. The previous owner of its interfaces may not
+/// have returned them yet.
 fn command(place: Place<'_>, line: &str) -> anyhow::Result<Child> {
     let words = line.split_whitespace().map(str::to_owned).collect();
     let job = Job::Own(words);
@@ -72,21 +72,21 @@ fn command(place: Place<'_>, line: &str) -> anyhow::Result<Child> {
     }
 }
 
-/// Starts who is called, on the server's processor.
+/// Starts the called end, on the server's processor.
 fn called(bench: &Bench, over: CallsOver) -> anyhow::Result<Child> {
     let place = planes::server(bench);
     let job = Job::Calls(calls(CallsRole::Called, over, Duration::ZERO));
     Child::start_ready(place, &job, "who is called")
 }
 
-/// Calls from here.
+/// Calls from this place.
 fn call(place: Place<'_>, job: &CallsJob) -> anyhow::Result<CallsReport> {
     let within = Duration::from_millis(job.time_ms.into()) + TIMEOUT;
     let mut child = Child::start_ready(place, &Job::Calls(job.clone()), "the caller")?;
     Ok(serde_json::from_str(&child.line(within)?)?)
 }
 
-/// The report of calls as a sample, the median of set-up and teardown above `x`.
+/// Returns the report of calls as a sample, the median of set-up and teardown above `x`.
 fn sample(x: f64, report: &CallsReport) -> Sample {
     let values = [
         (SETUP_MEAN, report.setup.mean),

@@ -1,4 +1,5 @@
-//! Who controls circuits, what calls go by, and all that has to run for a caller.
+//! The process that controls circuits, the path of calls, and everything that must run
+//! for a caller.
 
 use std::fs;
 use std::net::Ipv4Addr;
@@ -12,19 +13,19 @@ use crate::worker::{
     Place, scratch,
 };
 
-/// Who controls the circuits.
+/// The process that controls the circuits.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Plane {
     /// Each end's process.
     InProcess,
     /// A manager of one thread for each interface.
     Manager,
-    /// One with a thread for each activity.
+    /// A manager with one thread for each activity.
     Threads,
 }
 
 impl Plane {
-    /// Its system's name.
+    /// Returns its system's name.
     pub(super) const fn name(self) -> &'static str {
         match self {
             Plane::InProcess => super::IN_PROCESS,
@@ -34,30 +35,31 @@ impl Plane {
     }
 }
 
-/// What calls go by.
+/// The path of calls.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Way {
     /// From one application of a manager to another.
     Local,
     /// A link.
     Link,
-    /// A link, a switch of cells and another link.
+    /// A link, a cell switch and another link.
     Switch,
 }
 
-/// All that calls need beside the caller. What controls circuits goes last.
+/// Everything that calls need beside the caller. The process that controls circuits ends
+/// last.
 pub(super) struct Parties {
     called: Child,
     _switch: Option<Child>,
-    /// The caller's first.
+    /// The managers, the caller's first.
     managers: Vec<Manager>,
     plane: Plane,
     way: Way,
 }
 
 impl Parties {
-    /// Starts them. `nice`: the priority of the caller's manager. Of a local call all run on
-    /// one processor, as on the paper's hosts; else each end has its own.
+    /// Starts them. `nice`: the priority of the caller's manager. For a local call all
+    /// run on one processor, as on the paper's hosts; otherwise each end has its own.
     pub(super) fn start(bench: &Bench, plane: Plane, way: Way, nice: i32) -> anyhow::Result<Self> {
         let place = server(bench);
         let switch = (way == Way::Switch).then(|| switch(bench)).transpose()?;
@@ -98,7 +100,7 @@ impl Parties {
         })
     }
 
-    /// A caller's job, for so long, in a closed loop.
+    /// Returns a caller's job for this long, in a closed loop.
     pub(super) fn job(&self, time: Duration) -> CallsJob {
         let over = match (self.managers.first(), self.way) {
             (Some(manager), _) => CallsOver::Managed(manager.of_application(0)),
@@ -108,7 +110,7 @@ impl Parties {
         calls(CallsRole::Caller, over, time)
     }
 
-    /// Where the caller runs.
+    /// Returns the place where the caller runs.
     pub(super) fn place<'b>(&self, bench: &'b Bench) -> Place<'b> {
         match (self.way, self.plane) {
             (Way::Local, _) => server(bench),
@@ -116,7 +118,7 @@ impl Parties {
         }
     }
 
-    /// Calls; `measuring` is called when that begins.
+    /// Calls; runs `measuring` when measuring begins.
     pub(super) fn call(
         &mut self,
         bench: &Bench,
@@ -130,7 +132,7 @@ impl Parties {
         Ok(serde_json::from_str(&child.line(job_time + TIMEOUT)?)?)
     }
 
-    /// The process that controls the called end's circuits.
+    /// Returns the process that controls the called end's circuits.
     pub(super) fn controller(&mut self) -> anyhow::Result<u32> {
         match self.managers.last_mut() {
             Some(manager) => manager.process(),
@@ -138,7 +140,7 @@ impl Parties {
         }
     }
 
-    /// What its threads have cost so far.
+    /// Returns the CPU cost of its threads so far.
     pub(super) fn controller_cpu(&mut self) -> anyhow::Result<Cpu> {
         match self.managers.last_mut() {
             Some(manager) => manager.cpu(),
@@ -147,9 +149,9 @@ impl Parties {
     }
 }
 
-/// Has frames for the kernel at the client's interface come at once, those of its manager's
-/// signalling among them. The test bed has them wait, so that a load's sender has its processor
-/// to itself.
+/// Makes the client's interface deliver kernel-bound frames at once, including those of
+/// its manager's signalling. The test bed delays them, so that a load's sender has its
+/// processor to itself.
 pub(super) fn interrupt_at_once(bench: &Bench) -> anyhow::Result<()> {
     let script = format!(
         "cd /sys/class/net/{CLIENT_INTERFACE}; echo 0 > napi_defer_hard_irqs; \
@@ -158,7 +160,7 @@ pub(super) fn interrupt_at_once(bench: &Bench) -> anyhow::Result<()> {
     bench.testbed.in_client(&["sh", "-ec", &script]).map(drop)
 }
 
-/// The server's namespace and processor.
+/// Returns the server's namespace and processor.
 pub(super) fn server(bench: &Bench) -> Place<'_> {
     Place {
         namespace: bench.testbed.server(),
@@ -166,7 +168,7 @@ pub(super) fn server(bench: &Bench) -> Place<'_> {
     }
 }
 
-/// The client's.
+/// Returns the client's.
 pub(super) fn client(bench: &Bench) -> Place<'_> {
     Place {
         namespace: bench.testbed.client(),
@@ -174,7 +176,7 @@ pub(super) fn client(bench: &Bench) -> Place<'_> {
     }
 }
 
-/// Starts a switch of cells between the server's interface and the first of the pair.
+/// Starts a cell switch between the server's interface and the first of the pair.
 fn switch(bench: &Bench) -> anyhow::Result<Child> {
     let [(out, [a, b, c]), _] = PAIR;
     let file = scratch("cells");

@@ -1,4 +1,4 @@
-//! Where the time of who controls circuits goes, and how often that is switched to and from.
+//! The CPU time of the process that controls circuits, by part, and its context switches.
 
 use std::time::Duration;
 
@@ -22,7 +22,7 @@ pub(in super::super) const EXPERIMENT: Experiment = Experiment {
     ..USUAL
 };
 
-/// Who is looked at: the process that controls the called end's circuits.
+/// The observed process: the one that controls the called end's circuits.
 const SETTINGS: [(Plane, Way, &str); 5] = [
     (Plane::InProcess, Way::Link, CALLED),
     (Plane::Manager, Way::Local, LOCAL),
@@ -35,8 +35,7 @@ const LOCAL: &str = "the manager, local calls";
 const LINK: &str = "the manager of the called end";
 const TIME: Duration = Duration::from_millis(800);
 const SWITCHES: &str = "context switches a call";
-/// Parts by their functions' names; the first that matches counts, and the last takes what is
-/// left.
+/// Parts by their functions' names; the first match counts, and the last takes the rest.
 const PARTS: [(&str, &[&str]); 5] = [
     ("signalling %", &["tidewall_atm", "tidewall_wire"]),
     (
@@ -103,7 +102,7 @@ fn measure(run: &mut Run<'_>) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// Shares of the time that was not idle, %.
+/// Returns shares of the busy time, %.
 fn parts(profile: &Profile) -> impl Iterator<Item = (String, f64)> {
     let total = profile.functions.values().sum::<u64>().max(1) as f64;
     PARTS
@@ -134,7 +133,7 @@ fn claims(series: &[Series]) -> Vec<Claim> {
         let who = format!("{system}, {setting}");
         claims.push(Claim::new(
             format!("{id}-switches"),
-            format!("context switches a call: {who}"),
+            format!("context switches per call: {who}"),
             at(SWITCHES),
         ));
         for (number, (name, _)) in PARTS.into_iter().enumerate() {

@@ -35,13 +35,13 @@ const MANAGER: &str = Plane::Manager.name();
 const THREADS: &str = Plane::Threads.name();
 const TIME: Duration = Duration::from_millis(500);
 
-/// Bounds that the issue states in µs: as the paper has them in ms.
+/// Bounds that the issue states in µs: the paper's are in ms.
 const IN_PROCESS_MAX: f64 = 20.0;
 const LOCAL_MAX: f64 = 80.0;
 const LINK_MAX: f64 = 200.0;
 const THROUGH_MAX: f64 = 300.0;
 
-/// What is measured.
+/// The measured system.
 #[derive(Clone, Copy, PartialEq)]
 enum What {
     /// In one thread, without another process.
@@ -104,7 +104,7 @@ fn measure(run: &mut Run<'_>) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// Two interfaces in the server's namespace that lead to each other.
+/// Creates two connected interfaces in the server's namespace.
 pub(super) fn pair(run: &Run<'_>) -> anyhow::Result<()> {
     let [(one, _), (two, _)] = PAIR;
     let mut script = format!("ip link add {one} type veth peer name {two}; ");
@@ -212,7 +212,7 @@ fn claims(series: &[Series]) -> Vec<Claim> {
         ),
         Claim::new(
             "tcp",
-            "median over the link, in-process: calls over TCP connections of the kernel's on the \
+            "median over the link, in-process: calls over kernel TCP connections on the \
              same Ethernet",
             ratio(whole(IN_PROCESS, LINK), whole(TCP, LINK)),
         ),

@@ -1,4 +1,4 @@
-//! Code and memory of the parts that circuits are made of.
+//! Code and memory of the parts that make up circuits.
 
 use std::path::Path;
 
@@ -25,9 +25,10 @@ pub(in super::super) const EXPERIMENT: Experiment = Experiment {
 
 const CODE: &str = "code";
 const MEMORY: &str = "memory of both ends of a call";
-/// Calls that are kept: the first ones lie in memory that the program has already.
+/// Calls that are kept: the first ones use memory that the program already has.
 const KEPT: [u32; 2] = [1500, 3000];
-/// Parts by what their functions' paths begin with, and the paper's KiB where it says them.
+/// Parts by the prefixes of their functions' paths, and the paper's KiB if it states
+/// them.
 const PARTS: [(&str, &[&str]); 4] = [
     ("formats", &["tidewall_wire::atm"]),
     ("protocols", &["tidewall_atm"]),
@@ -44,7 +45,7 @@ const PARTS: [(&str, &[&str]); 4] = [
 const WHOLE: &str = "program";
 
 enum What {
-    /// Of this program, in these paths; none: all of it.
+    /// Code of this program, in these paths; `None`: all of it.
     Code(Option<&'static [&'static str]>),
     Calls,
 }
@@ -98,7 +99,7 @@ fn measure(run: &mut Run<'_>) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// Names and bytes of a program's functions.
+/// Returns names and bytes of a program's functions.
 fn functions(program: &Path) -> anyhow::Result<Vec<(String, u64)>> {
     let text = run_command("nm", &["-S", "-C", &program.to_string_lossy()])
         .context("nm is of the package binutils")?;
@@ -111,7 +112,7 @@ fn functions(program: &Path) -> anyhow::Result<Vec<(String, u64)>> {
     Ok(functions)
 }
 
-/// A line of `nm -S`: address, size, kind and name; of functions alone.
+/// Parses a line of `nm -S`: address, size, kind and name; functions only.
 fn function(line: &str) -> Option<(String, u64)> {
     let (_, rest) = line.split_once(' ')?;
     let (size, rest) = rest.split_once(' ')?;
@@ -120,7 +121,7 @@ fn function(line: &str) -> Option<(String, u64)> {
     matches!(kind, "t" | "T" | "w" | "W").then(|| (name.to_owned(), size))
 }
 
-/// Bytes of those whose path, or whose implemented type's, begins so.
+/// Returns the bytes of functions whose path, or whose implemented type's, begins so.
 fn code(functions: &[(String, u64)], paths: Option<&[&str]>) -> u64 {
     let own = |name: &str| {
         let name = name.trim_start_matches(['<', '&']);

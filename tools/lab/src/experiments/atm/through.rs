@@ -1,4 +1,4 @@
-//! The second part of `atm-data`: what goes through a switch of cells, and TCP over circuits.
+//! The second part of `atm-data`: cells through a cell switch, and TCP over circuits.
 
 use std::fs;
 use std::net::SocketAddr;
@@ -20,7 +20,7 @@ use crate::worker::{
     run_load, scratch,
 };
 
-/// Settings, and which of the systems they have.
+/// Settings, and their systems.
 pub(super) const FRAMES: &str = "through one processor, 1,472 bytes in frames of 31 cells";
 pub(super) const CELLS: &str = "through one processor, in packets of 28 cells";
 pub(super) const TCP: &str = "TCP between kernels";
@@ -33,18 +33,18 @@ pub(super) const ETHERNET: &str = "over Ethernet";
 pub(super) const ETHERNET_PLAIN: &str = "over Ethernet, no GSO or GRO";
 
 const VCI: u16 = 109;
-/// 28 cells are a packet of the cell mode; a PDU of them fills it.
+/// A cell-mode packet is 28 cells; a PDU of that length fills it.
 const CELLS_PAYLOAD: u16 = 28 * 48 - 8;
 const FRAME_CELLS: f64 = 31.0;
 const PACKET_CELLS: f64 = 28.0;
 const TIME: Duration = Duration::from_millis(500);
 /// For the load to begin, and for rings and queues to fill.
 const WARM_UP: Duration = Duration::from_millis(300);
-/// The pair of interfaces between client and server that circuits of IP go by.
+/// The pair of interfaces between client and server that carries circuits of IP.
 const LINK: [&str; 2] = ["tw-g", "tw-h"];
 const PORT: u16 = 5001;
-/// RFC 2225's MTU, one that only a veth carries in a frame, and the largest whose packets go in
-/// one frame of Ethernet's.
+/// RFC 2225's MTU, which only a veth carries in one frame, and the largest MTU whose
+/// packets fit into one Ethernet frame.
 const MTU_DEFAULT: u16 = 9180;
 const MTU_LARGE: u16 = 65_000;
 const MTU_IN_FRAME: u16 = 1472;
@@ -55,7 +55,7 @@ const LINK_MTU_ETHERNET: u16 = 1500;
 /// Bytes of a write.
 const CHUNK: u32 = 65_536;
 
-/// What carries it.
+/// The carrier.
 #[derive(Clone, Copy, PartialEq)]
 enum What {
     Switched(Content),
@@ -67,8 +67,8 @@ enum What {
 enum Over {
     /// Circuits, with this MTU.
     Atm(u16),
-    /// Frames of the same link, which the kernel cuts long segments into and joins again as it
-    /// does before and behind any card, or each by itself.
+    /// Frames of the same link. If `long`, the kernel splits long segments into them and
+    /// joins them again, as it does around any card; otherwise each stands alone.
     Ethernet { long: bool },
 }
 
@@ -117,7 +117,7 @@ pub(super) fn measure(run: &mut Run<'_>) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// Cells/s that come out behind the server's interface.
+/// Measures the cells/s that arrive behind the server's interface.
 fn cells(bench: &mut Bench, what: What) -> anyhow::Result<f64> {
     let testbed = &bench.testbed;
     let config = testbed.config();
@@ -182,7 +182,7 @@ fn cells(bench: &mut Bench, what: What) -> anyhow::Result<f64> {
             ..blast(SenderKind::Skb, VCI, None)
         }),
         warm_up: WARM_UP,
-        // Longer than is counted, which it ends with.
+        // Longer than the count, with which it ends.
         duration: TIME * 20,
         ..load(config)
     };
@@ -200,7 +200,7 @@ fn cells(bench: &mut Bench, what: What) -> anyhow::Result<f64> {
     Ok(came * cells)
 }
 
-/// A second link between client and server, of frames as a wire carries them.
+/// Creates a second link between client and server, with frames as on a wire.
 fn link(bench: &Bench) -> anyhow::Result<()> {
     let testbed = &bench.testbed;
     let [client, server] = LINK;
@@ -227,12 +227,12 @@ fn link(bench: &Bench) -> anyhow::Result<()> {
     testbed.in_server_shell(&up(server, 2))
 }
 
-/// Bytes/s of payload.
+/// Measures bytes/s of payload.
 fn tcp(bench: &mut Bench, over: Over) -> anyhow::Result<f64> {
     let testbed = &bench.testbed;
     let config = testbed.config();
-    // A frame of the link is never longer than its MTU. Where the kernel has long segments, a
-    // card would make the checksums, too.
+    // A frame of the link is never longer than its MTU. If the kernel has long segments,
+    // a card would compute the checksums, too.
     let long = if over == (Over::Ethernet { long: true }) {
         "on"
     } else {

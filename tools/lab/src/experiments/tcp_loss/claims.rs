@@ -1,11 +1,12 @@
-//! What the curves have to show.
+//! The claims on the curves.
 
 use super::transfer::{LAG_P99, LATE, LOST_ITSELF, Peer, is_sound};
 use super::{PERCENTILES, SHARE};
 use crate::result::{Claim, Point, Series, find};
 use crate::sweep::median;
 
-/// Tidewall over Linux at every point of the settings that begin with `work`.
+/// Returns the ratios of Tidewall to Linux at every point of the settings that begin with
+/// `work`.
 fn ratios(series: &[Series], work: &str) -> Vec<f64> {
     let mut ratios = Vec::new();
     for ours in series {
@@ -17,7 +18,7 @@ fn ratios(series: &[Series], work: &str) -> Vec<f64> {
             continue;
         };
         for point in &ours.points {
-            // Not `at`, to which 0 and 0.1 % are the same.
+            // Not `at`, which does not distinguish 0 from 0.1 %.
             let other = theirs.points.iter().find(|other| other.x == point.x);
             let both = other.filter(|other| is_sound(&other.values) && is_sound(&point.values));
             ratios.extend(both.map(|other| point.y / other.y));
@@ -26,7 +27,7 @@ fn ratios(series: &[Series], work: &str) -> Vec<f64> {
     ratios
 }
 
-/// A share, where there is anything to have a share of.
+/// Returns a share, if there is a whole.
 fn ratio(part: usize, all: usize) -> Option<f64> {
     (all > 0).then(|| part as f64 / all as f64)
 }

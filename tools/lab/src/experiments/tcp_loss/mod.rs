@@ -1,13 +1,12 @@
-//! TCP on bad paths: Tidewall and Linux's CUBIC under the same impairment and
-//! the same luck.
+//! TCP on bad paths: Tidewall and Linux's CUBIC under the same impairment and the same
+//! random numbers.
 //!
-//! A client (Linux) and two servers (Tidewall, and Linux with CUBIC) are joined
-//! by our own bridge, of which each connection has a path of its own: delay,
-//! loss, reordering, a rate and a queue of a product of bandwidth and delay,
-//! 75 KB at least. The luck of a path depends on the client's port and the
-//! round's seed alone, so both systems' connections lose the packets of the same
-//! numbers. Runs of the two alternate. Fairness is measured on one bottleneck
-//! for all.
+//! A client (Linux) and two servers (Tidewall, and Linux with CUBIC) are joined by this
+//! crate's bridge, which gives each connection its own path: delay, loss, reordering, a
+//! rate and a queue of one bandwidth-delay product, at least 75 KB. The random numbers of
+//! a path depend on the client's port and the round's seed only, so both systems lose the
+//! packets with the same numbers. Runs of the two alternate. Fairness is measured on one
+//! shared bottleneck.
 
 mod claims;
 mod path;
@@ -44,9 +43,9 @@ pub(super) const EXPERIMENT: Experiment = Experiment {
 const SHARE: &str = "share of one bottleneck";
 /// Linux beside Linux: how even shares are at all.
 const REFERENCE: &str = "linux-cubic-twice";
-/// Values of which the largest of all runs counts, not the median.
+/// Values for which the largest of all runs counts, not the median.
 const WORST: [&str; 3] = [LOST_ITSELF, LAG_P99, LAG_MAX];
-/// Objects' percentiles that have a curve, and how its setting is called.
+/// Percentiles of objects that have a curve, and the name of its setting.
 const PERCENTILES: [(&str, &str); 3] = [
     (P50, "median"),
     (P99, "p99"),
@@ -61,11 +60,11 @@ fn config() -> Config {
     }
 }
 
-/// Measured: a case and a system, or an order of starting and whose share.
+/// Measurements: by case and system, or by order of starting and whose share.
 type Table<K> = BTreeMap<K, Vec<Sample>>;
 
-/// What is measured at one go: a case on both systems, one right after the
-/// other, or one sharing of the bottleneck.
+/// The unit of measuring: a case on both systems, one right after the other, or one
+/// sharing of the bottleneck.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 enum Job {
     Case(usize),
@@ -98,7 +97,7 @@ fn measure(run: &mut Run<'_>) -> anyhow::Result<()> {
                     Work::Objects(count) => count,
                     _ => case.path.flows(),
                 };
-                // The same for both: the same luck.
+                // The same ports and seed for both: the same random numbers.
                 let (first_port, seed) = (ports.take(connections), seed(round, number));
                 let mut order = Peer::BOTH;
                 order.rotate_left((round as usize + number) % 2);
@@ -171,20 +170,21 @@ fn measure(run: &mut Run<'_>) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// Who share a bottleneck: whose share is reported, the pair, and which begins.
+/// The sharings of a bottleneck: the name of the reported share, the pair, and which of
+/// it begins.
 const SHARERS: [(&str, [Peer; 2], usize); 3] = [
     ("tidewall", [Peer::Tidewall, Peer::Linux], 0),
     ("tidewall", [Peer::Tidewall, Peer::Linux], 1),
     (REFERENCE, [Peer::Linux, Peer::Linux], 0),
 ];
 
-/// One luck a point and round, no matter who is measured.
+/// Returns one seed per point and round, whichever system is measured.
 fn seed(round: u32, case: usize) -> u64 {
     (u64::from(round) << 32) | case as u64
 }
 
-/// Medians, and of some values the worst, of the runs in which the bridge was
-/// not to be noticed; of all, if there is none.
+/// Reduces the runs in which the bridge was not noticeable, or all if there is none: to
+/// medians, and for some values the worst.
 fn reduce(samples: &[Sample]) -> Option<Point> {
     let sound: Vec<Sample> = samples
         .iter()
@@ -282,14 +282,13 @@ fn notes(repeated: u32) -> Vec<String> {
     ]
 }
 
-/// Repetitions of one job, and of jobs in a round, at most.
+/// Most repetitions of one job, and of jobs in a round.
 const REPEATS: u32 = 2;
 const REPEATS_ALL: u32 = 12;
 
-/// Does all jobs, and those again, when all have been done, in which the bridge
-/// was to be noticed: what disturbs a machine comes and goes. Of each job the try
-/// in which the bridge was the least to be noticed counts, for both systems
-/// together.
+/// Runs all jobs, then repeats those in which the bridge was noticeable: disturbances of
+/// a machine come and go. For each job, the try in which the bridge was least noticeable
+/// counts, for both systems together.
 fn soundly(
     jobs: &[Job],
     repeated: &mut u32,

@@ -1,25 +1,25 @@
-//! The paths of the experiment, and what is done on each.
+//! The paths of the experiment, and the work on each.
 
 use crate::bridge::Impair;
 
-/// Bits a second of every path: what this machine's bridge forwards without
-/// being noticed, and the rate of many an uplink.
+/// Bits per second of every path: this machine's bridge forwards this rate without being
+/// noticed, and many an uplink has it.
 pub(super) const RATE: u64 = 100_000_000;
 /// The shallowest queue, bytes: 50 packets, an access switch's share of a port.
 const QUEUE_MIN: u32 = 75_000;
 /// Bytes of an object.
 pub(super) const OBJECT: u64 = 100_000;
-/// Objects fetched at a time: less than a path carries.
+/// Objects fetched concurrently: fewer than a path carries.
 pub(super) const AT_ONCE: u16 = 8;
-/// Most bulk flows at a time, each on a path of its own.
+/// Most concurrent bulk flows, each on its own path.
 const FLOWS_MAX: u16 = 8;
 /// Payload of a full segment with timestamps, bits.
 const SEGMENT_BITS: f64 = 1448.0 * 8.0;
 
-/// What a path does to packets, in both directions alike.
+/// The impairment of a path, the same in both directions.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(super) struct Path {
-    /// Of an empty path, ms.
+    /// Round-trip time of an empty path, ms.
     pub(super) round_trip: u32,
     /// Packets lost, %.
     pub(super) loss: f64,
@@ -44,7 +44,7 @@ impl Path {
         }
     }
 
-    /// One direction of it, at `rate`.
+    /// Returns one direction of it, at `rate`.
     pub(super) fn impair(&self, rate: u64) -> Impair {
         let product = rate / 8 * u64::from(self.round_trip) / 1000;
         Impair {
@@ -62,9 +62,9 @@ impl Path {
         }
     }
 
-    /// Bulk flows at a time: where loss keeps a flow far below the rate, many
-    /// say more in the same time. What one may reach is Mathis et al. (CCR
-    /// 1997), eq. 3.
+    /// Returns the number of concurrent bulk flows: if loss keeps a flow far below the
+    /// rate, many flows yield more data in the same time. Mathis et al. (CCR 1997), eq.
+    /// 3, bounds the rate of one.
     pub(super) fn flows(&self) -> u16 {
         if self.loss <= 0.0 {
             return 1;
@@ -74,8 +74,8 @@ impl Path {
         ((RATE as f64 / reach) as u16).clamp(1, FLOWS_MAX)
     }
 
-    /// How long bulk is counted, ms: many round trips, of which a slow start is
-    /// a part.
+    /// Returns how long bulk is counted, ms: many round trips, of which a slow start is a
+    /// part.
     pub(super) fn time(&self, quick: bool) -> u64 {
         match (self.round_trip, quick) {
             (0..5, true) => 2_000,
@@ -88,14 +88,14 @@ impl Path {
     }
 }
 
-/// What is measured on a path.
+/// The work on a path.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(super) enum Work {
     /// Bulk from the server under test to a Linux client.
     Sends,
     /// Bulk from a Linux client to the server under test.
     Receives,
-    /// So many objects from the server under test, each on a new connection.
+    /// This many objects from the server under test, each on a new connection.
     Objects(u16),
 }
 
@@ -109,7 +109,7 @@ pub(super) struct Case {
 const LOSSES: [f64; 4] = [0.0, 0.1, 1.0, 3.0];
 const REORDERINGS: [f64; 2] = [1.0, 5.0];
 
-/// All points but those of fairness.
+/// Returns all points but those of fairness.
 pub(super) fn cases(quick: bool) -> Vec<Case> {
     let round_trips: &[u32] = if quick {
         &[1, 10, 100]
@@ -125,7 +125,7 @@ pub(super) fn cases(quick: bool) -> Vec<Case> {
     }
     for &round_trip in &round_trips[1..] {
         for reorder in REORDERINGS {
-            // The longer paths in the full run only.
+            // The longer paths only in the full run.
             if !quick || round_trip == 10 {
                 add(Work::Sends, Path::reordering(round_trip, reorder));
             }
@@ -143,7 +143,7 @@ pub(super) fn cases(quick: bool) -> Vec<Case> {
 }
 
 impl Case {
-    /// The setting of its curve, without what is measured of objects.
+    /// Returns the setting of its curve, without the figure measured of objects.
     pub(super) fn setting(&self) -> String {
         let round_trip = self.path.round_trip;
         let reordering = if self.path.reorder > 0.0 {
@@ -158,7 +158,7 @@ impl Case {
         }
     }
 
-    /// Its place on the horizontal axis.
+    /// Returns its position on the horizontal axis.
     pub(super) fn x(&self) -> f64 {
         if self.path.reorder > 0.0 {
             self.path.reorder

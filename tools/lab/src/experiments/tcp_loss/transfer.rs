@@ -22,12 +22,12 @@ use super::path::{AT_ONCE, Case, OBJECT, RATE, Work};
 /// Linux's congestion control.
 pub(super) const CONGESTION: &str = "cubic";
 const PORT: u16 = 5001;
-/// Beyond the time of a run, until it is given up.
+/// How much longer than its time a run may take.
 const TIMEOUT: Duration = Duration::from_secs(90);
 /// How long a bridge or a server may take to answer.
 const ANSWER: Duration = Duration::from_secs(5);
 
-/// Who is under test.
+/// The system under test.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) enum Peer {
     Tidewall,
@@ -54,11 +54,11 @@ impl Peer {
     }
 }
 
-/// What came of a run.
+/// The result of a run.
 #[derive(Clone, Debug, Default)]
 pub(super) struct Outcome {
-    /// Mbit/s; the 99th percentile of completion, ms; or the share of the bytes
-    /// that the first of a pair had.
+    /// Mbit/s; the 99th percentile of completion, ms; or the share of the bytes that the
+    /// first of a pair received.
     pub(super) result: f64,
     /// Figures of both ends and of the bridge, by name.
     pub(super) values: BTreeMap<String, f64>,
@@ -69,8 +69,8 @@ pub(super) struct Outcome {
 pub(super) const LATE: f64 = 200.0;
 
 impl Outcome {
-    /// How far the bridge spoilt it: frames that it lost itself, and µs beyond
-    /// [`LATE`]. The smaller, the better.
+    /// Returns how far the bridge spoilt the run: frames that it lost itself, and µs
+    /// beyond [`LATE`]. Smaller is better.
     pub(super) fn fault(&self) -> (u64, u64) {
         let value = |name| self.values.get(name).copied().unwrap_or(0.0);
         let late = value(LAG_P99);
@@ -79,14 +79,14 @@ impl Outcome {
     }
 }
 
-/// True where the bridge lost nothing itself and was not late.
+/// Returns true if the bridge lost nothing itself and was not late.
 pub(super) fn is_sound(values: &BTreeMap<String, f64>) -> bool {
     let value = |name| values.get(name).copied().unwrap_or(0.0);
     value(LOST_ITSELF) == 0.0 && value(LAG_P99) <= LATE
 }
 
-/// Local ports for the connections of a run: no two runs of a session share
-/// any, so that nothing of one is left over for another.
+/// Local ports for the connections of a run. No two runs of a session share a port, so
+/// one run's remains never affect another.
 #[derive(Debug)]
 pub(super) struct Ports {
     next: u16,
@@ -100,7 +100,7 @@ impl Ports {
         Ports { next: Self::FIRST }
     }
 
-    /// The first of `count`.
+    /// Returns the first of `count` ports.
     pub(super) fn take(&mut self, count: u16) -> u16 {
         if Self::LAST - self.next < count {
             self.next = Self::FIRST;
@@ -187,7 +187,8 @@ impl<'a> Session<'a> {
         Child::run(place, &Job::Flow(job, true), "the client", time + TIMEOUT)
     }
 
-    /// What the servers know of their connections, and the bridge of itself.
+    /// Ends the session; returns the servers' figures of their connections, and the
+    /// bridge's report.
     fn end(mut self) -> anyhow::Result<(Vec<Vec<Transfer>>, Report)> {
         let transfers = self
             .servers
@@ -248,7 +249,7 @@ pub(super) fn run(
             }
             Outcome {
                 result: megabits(flows.iter().map(|flow| (flow.bytes, flow.nanoseconds))),
-                // Those of the sender.
+                // The sender's figures.
                 values: match case.work {
                     Work::Receives => means(flows.iter().map(|flow| &flow.figures)),
                     _ => BTreeMap::new(),
@@ -279,19 +280,19 @@ pub(super) fn run(
     Ok(outcome)
 }
 
-/// Bits a second of the bottleneck, and its round trip, ms.
+/// Bits per second of the bottleneck, and its round-trip time, ms.
 pub(super) const BOTTLENECK: (u64, u32) = (50_000_000, 20);
-/// By how much delays vary there. Without, the flows' packets come to the full
-/// queue in a fixed order, and one may lose all of them (Floyd and Jacobson,
-/// "On traffic phase effects", 1992).
+/// Variation of the delays there. Without it, the flows' packets arrive at the full queue
+/// in a fixed order, and one flow may lose all of them (Floyd and Jacobson, "On traffic
+/// phase effects", 1992).
 const JITTER_US: u64 = 1_000;
-/// How much later the second flow begins, ms.
+/// Delay of the second flow's beginning, ms.
 const LATER: u64 = 1_000;
-/// From then on until bytes are counted, ms: both are out of slow start.
+/// Time from then until bytes are counted, ms: both are out of slow start.
 const SLOW_START: u64 = 2_000;
 
-/// Runs `pair`, of whom the one at `first` begins, and counts bytes for
-/// `seconds` while both run.
+/// Runs `pair`, of which the one at `first` begins, and counts bytes for `seconds` while
+/// both run.
 pub(super) fn share(
     testbed: &Testbed,
     pair: [Peer; 2],
@@ -357,7 +358,7 @@ pub(super) fn share(
     })
 }
 
-/// Bytes between two times, ms, of a timeline.
+/// Returns the bytes between two times, ms, of a timeline.
 fn between(timeline: &[u64], from: u64, to: u64) -> f64 {
     let at = |time: u64| {
         let place = (time / crate::worker::flows::TICK_MS).saturating_sub(1) as usize;
@@ -370,7 +371,7 @@ fn between(timeline: &[u64], from: u64, to: u64) -> f64 {
     at(to).saturating_sub(at(from)) as f64
 }
 
-/// Mean Mbit/s of flows.
+/// Returns the mean Mbit/s of flows.
 fn megabits(flows: impl Iterator<Item = (u64, u64)>) -> f64 {
     let (mut sum, mut count) = (0.0, 0);
     for (bytes, nanoseconds) in flows {
@@ -380,7 +381,7 @@ fn megabits(flows: impl Iterator<Item = (u64, u64)>) -> f64 {
     sum / f64::from(count.max(1))
 }
 
-/// Mean of each figure over connections.
+/// Returns the mean of each figure over connections.
 fn means<'a>(figures: impl Iterator<Item = &'a Figures>) -> BTreeMap<String, f64> {
     let mut sums = BTreeMap::new();
     let mut count = 0.0;
@@ -397,7 +398,7 @@ fn means<'a>(figures: impl Iterator<Item = &'a Figures>) -> BTreeMap<String, f64
 }
 
 fn of_objects(objects: &ObjectOutcome, count: u16) -> anyhow::Result<Outcome> {
-    // One in a hundred that fails is a result no less than one that is late.
+    // Failures up to one in a hundred are a result, like late objects.
     if objects.failed.len() * 100 > usize::from(count) {
         let why = objects.failed.first().map_or("", String::as_str);
         bail!("{} of {count} objects failed: {why}", objects.failed.len());
@@ -408,7 +409,7 @@ fn of_objects(objects: &ObjectOutcome, count: u16) -> anyhow::Result<Outcome> {
         all
     };
     let all = sorted(|times| times.1);
-    // After the handshake: what the server's recovery is answerable for.
+    // After the handshake: the time for which the server's recovery is responsible.
     let transfer = sorted(|times| times.1.saturating_sub(times.0));
     let mut values = BTreeMap::new();
     for (name, times, quantile) in [
@@ -433,7 +434,7 @@ pub(super) const P50: &str = "p50, ms";
 pub(super) const P99: &str = "p99, ms";
 pub(super) const TRANSFER_P99: &str = "p99 of the transfer, ms";
 
-/// The nearest-rank percentile of sorted ns, in ms.
+/// Returns the nearest-rank percentile of sorted ns, in ms.
 fn percentile(sorted: &[u64], quantile: f64) -> anyhow::Result<f64> {
     let rank = (sorted.len() as f64 * quantile).ceil() as usize;
     let value = sorted
@@ -442,7 +443,7 @@ fn percentile(sorted: &[u64], quantile: f64) -> anyhow::Result<f64> {
     Ok(*value as f64 / 1e6)
 }
 
-/// What the bridge did: names of values of which the largest run counts.
+/// Results of the bridge: names of values for which the largest run counts.
 pub(super) const LOST_ITSELF: &str = "lost by the bridge itself";
 pub(super) const LAG_P99: &str = "bridge late, p99, µs";
 pub(super) const LAG_MAX: &str = "bridge late, at most, µs";

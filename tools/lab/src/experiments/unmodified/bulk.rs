@@ -1,4 +1,5 @@
-//! nginx by the size of what it serves, unchanged: on the kernel's sockets and by `tidewall run`.
+//! nginx by the size of its documents, unmodified: on the kernel's sockets and by
+//! `tidewall run`.
 
 use std::time::Duration;
 
@@ -51,7 +52,7 @@ fn measure(run: &mut Run<'_>) -> anyhow::Result<()> {
         run.note("nginx: not installed (scripts/setup.sh), so not measured.");
         return Ok(());
     }
-    // As a card has it.
+    // As with a card.
     let offloads = ["tx", "sg", "gso", "tso"].map(|name| [name, "on"]);
     let on = [
         &["ethtool", "-K", SERVER_INTERFACE],

@@ -1,5 +1,5 @@
-//! What a request costs the program's processor, at a quarter of what Linux serves; counted as
-//! in `http-cost`.
+//! The CPU time of a request on the program's processor, at a quarter of what Linux
+//! serves; counted as in `http-cost`.
 
 use std::collections::BTreeMap;
 use std::time::Instant;
@@ -28,7 +28,7 @@ pub(in super::super) const EXPERIMENT: Experiment = Experiment {
     ..USUAL
 };
 
-/// Offered, of what the best Linux mode serves.
+/// Offered rate, as a share of what the best Linux mode serves.
 const SHARE: f64 = 0.25;
 const WAKE_UPS: &str = "wake-ups a request";
 
@@ -73,7 +73,7 @@ fn measure(run: &mut Run<'_>) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// Processor time a request.
+/// Reduces a load to CPU time per request.
 fn cost(_: &Curve, _: &LoadSpec, measured: &Measured) -> Option<Sample> {
     let report = &measured.outcome.report;
     let served = rate(report).filter(|served| *served > 0.0)?;
@@ -97,7 +97,7 @@ fn claims(series: &[Series]) -> Vec<Claim> {
         Claim::at_most(
             format!("{}-cost", asked.id()),
             format!(
-                "{}, at a quarter of what the best Linux mode serves: processor time a request by \
+                "{}, at a quarter of the best Linux mode's rate: CPU time per request by \
                  `tidewall run` over the best Linux mode's",
                 asked.setting()
             ),

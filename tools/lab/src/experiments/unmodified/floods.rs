@@ -1,12 +1,14 @@
-//! The programs beside what comes to other ports: SYNs, UDP, and nearly all that the link
-//! carries. Nobody has those ports.
+//! The programs beside traffic to other ports: SYNs, UDP, and nearly all that the link
+//! carries. Those ports have no owner.
 //!
-//! The flood comes from the client's own processor, and leaves the client a part of what it
-//! could ask, whatever the server does: requests/s in a closed loop say as much of the client
-//! as of the server. So a program is judged by what it answers of a fixed rate, which its
-//! client does reach while it sends the same packets to nobody ([`Config::void`]): [`ASKED`]
-//! of that, and no more than [`ASKED`] of what the program serves beside nothing. Who keeps
-//! that share of its own rate beside a flood answers all of it.
+//! The flood comes from the client's own processor. So it leaves the client only part of
+//! its own capacity, whatever the server does: requests/s in a closed loop depend on the
+//! client as much as on the server. A program is therefore judged by its answers to a
+//! fixed rate. The client reaches that rate while it sends the same packets to an
+//! interface without a receiver ([`Config::void`]). The rate is [`ASKED`] of that
+//! client's capacity, and no more than [`ASKED`] of what the program serves without a
+//! flood. A program that keeps that share of its own rate beside a flood answers all of
+//! it.
 
 use std::collections::BTreeMap;
 use std::net::IpAddr;
@@ -47,22 +49,22 @@ fn config() -> Config {
     }
 }
 
-/// Ports that nobody has.
+/// Ports without an owner.
 const SYN_PORT: u16 = 81;
 const UDP_PORT: u16 = 9;
-/// What is asked, of the program's own rate and of what the client can ask.
+/// Requested share, both of the program's own rate and of the client's capacity.
 const ASKED: f64 = 0.8;
-/// What is answered of that, by a program that keeps [`ASKED`] of its own rate.
+/// Share of it that is answered by a program that keeps [`ASKED`] of its own rate.
 const ANSWERED: f64 = 0.95;
-/// When a flood begins: the connections stand by then.
+/// When a flood begins: the connections are established by then.
 const FLOOD_AFTER: Duration = Duration::from_millis(40);
-/// Load before measuring begins, and time measured, in a quick run: a round has 120 loads. What
-/// a flood's beginning has cost a connection is sent again after 200 ms by the client's Linux,
-/// which is to be over by then.
+/// Warm-up and measured time in a quick run: a round has 120 loads. Segments lost at a
+/// flood's beginning are retransmitted after 200 ms by the client's Linux; that must be
+/// over by then.
 const QUICK: (Duration, Duration) = (Duration::from_millis(280), Duration::from_millis(190));
 const ASKED_RATE: &str = "asked/s";
 
-/// What comes beside the requests.
+/// The traffic beside the requests.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 enum Flood {
     Syn,
@@ -89,7 +91,7 @@ impl Flood {
         }
     }
 
-    /// Packets/s: no more than that share of what the bed takes.
+    /// Returns packets/s: no more than that share of the bed's capacity.
     fn rate(self, capacity: Capacity) -> u64 {
         let share = |most: f64| most * capacity.packets;
         let rate = match self {
@@ -100,7 +102,7 @@ impl Flood {
         rate.round() as u64
     }
 
-    /// It beside a load.
+    /// Adds the flood to a load.
     fn beside(self, load: LoadSpec, capacity: Capacity, to: To) -> LoadSpec {
         let mut packets = match self {
             Flood::Syn => flood(SenderKind::Skb, SYN_PORT, None),
@@ -112,8 +114,8 @@ impl Flood {
                 // It has no other port.
                 allow_any_interface: true,
                 source: Some(IpAddr::V4(CLIENT.0)),
-                // Forged addresses leave by a veth alone. As many ports have the sender write
-                // each frame's source as well.
+                // Forged addresses leave only by a veth. This many ports make the sender
+                // rewrite each frame's source likewise.
                 flows: packets.spoof.take().map_or(1, |_| 4096),
                 ..packets
             };
@@ -132,21 +134,21 @@ impl Flood {
     }
 }
 
-/// Where a flood goes.
+/// Destination of a flood.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum To {
     Server,
     Nobody,
 }
 
-/// How it is asked.
+/// How requests are paced.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Loop {
     Closed,
     Open,
 }
 
-/// The setting of a curve.
+/// Returns the setting of a curve.
 fn setting(asked: Asked, flood: Flood, to: To, how: Loop) -> &'static str {
     macro_rules! settings {
         ($($asked:ident $name:literal),*) => {
@@ -182,13 +184,13 @@ fn setting(asked: Asked, flood: Flood, to: To, how: Loop) -> &'static str {
     )
 }
 
-/// The figure of a system in a setting.
+/// Returns the figure of a system in a setting.
 fn figure(series: &[Series], system: &str, setting: &str) -> Option<f64> {
     Some(find(series, system, Some(setting))?.points.first()?.y)
 }
 
-/// Requests/s that a system is asked for beside a flood: [`ASKED`] of what it serves beside
-/// nothing, or of what the client can ask beside the same packets to nobody.
+/// Returns the requests/s sent to a system beside a flood: [`ASKED`] of what it serves
+/// without one, or of the client's capacity beside the same packets without a receiver.
 fn pace(series: &[Series], system: System, asked: Asked, flood: Flood) -> Option<u64> {
     let own = figure(series, system.name(), asked.setting())?;
     let nobody = setting(asked, flood, To::Nobody, Loop::Closed);
@@ -211,7 +213,7 @@ fn measure(run: &mut Run<'_>) -> anyhow::Result<()> {
     };
     let curve =
         |system, asked: Asked, setting, load| asked.curve(system, &site, setting, vec![load]);
-    // That which keeps most beside a flood, and all.
+    // Only the mode that keeps most beside a flood, or all.
     let linux: &[System] = if quick {
         &[System::LinuxBusy]
     } else {
@@ -287,7 +289,7 @@ fn measure(run: &mut Run<'_>) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// Responses/s, and what was asked.
+/// Reduces a load to responses/s, and the requested rate.
 fn answered(curve: &Curve, load: &LoadSpec, measured: &Measured) -> Option<Sample> {
     let mut sample = reduce(curve, load, measured)?;
     let of_http = load.http.as_ref().and_then(|http| http.rate);
@@ -326,7 +328,7 @@ fn claims(series: &[Series]) -> Vec<Claim> {
                 id.clone(),
                 format!(
                     "{beside}, at a fixed rate: answers by `tidewall run` over those beside the \
-                     same packets to nobody"
+                     same packets to a void interface"
                 ),
                 answered(OURS),
                 ANSWERED,
@@ -338,15 +340,16 @@ fn claims(series: &[Series]) -> Vec<Claim> {
                 ),
                 best(&answered),
             ));
-            let closed = "a closed loop, whose client has what the sender leaves: requests/s";
+            let closed =
+                "a closed loop in the CPU time that the sender leaves its client: requests/s";
             claims.push(Claim::new(
                 format!("{id}-raw"),
-                format!("{beside}, {closed} by `tidewall run` over its own beside nothing"),
+                format!("{beside}, {closed} by `tidewall run` over its own without a flood"),
                 kept(OURS),
             ));
             claims.push(Claim::new(
                 format!("{id}-linux-raw"),
-                format!("{beside}, {closed} of the best Linux mode over its own beside nothing"),
+                format!("{beside}, {closed} of the best Linux mode over its own without a flood"),
                 best(&kept),
             ));
             let nobody = setting(asked, flood, To::Nobody, Loop::Open);
@@ -357,7 +360,7 @@ fn claims(series: &[Series]) -> Vec<Claim> {
     }
     claims.push(Claim::new(
         "reached",
-        "beside packets to nobody: least share of what was asked of `tidewall run` that was answered",
+        "beside packets to a void interface: smallest share of requests to `tidewall run` that were answered",
         reached.into_iter().min_by(f64::total_cmp),
     ));
     claims
@@ -369,7 +372,7 @@ mod tests {
     use crate::capacity::tests::MILLION;
     use crate::result::tests::curve;
 
-    /// Curves of one program beside one flood, ours and Linux's.
+    /// Returns curves of one program beside one flood, Tidewall's and Linux's.
     fn series() -> Vec<Series> {
         let (asked, flood) = (Asked::RedisGet, Flood::Udp);
         let of = |system, to, how, y| {

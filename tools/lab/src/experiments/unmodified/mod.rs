@@ -1,4 +1,4 @@
-//! Servers from Debian, unchanged: on the kernel's sockets and by `tidewall run`.
+//! Servers from Debian, unmodified: on the kernel's sockets and by `tidewall run`.
 
 pub(super) mod bulk;
 pub(super) mod cost;
@@ -19,17 +19,17 @@ use crate::system::System;
 use crate::testbed::{CLIENT, Config};
 use crate::worker::{Child, KEY, NAME, Program, TcpKind, TcpSpec, VALUE};
 
-/// Connections, or queries of a name server under way.
+/// Connections, or outstanding queries to a name server.
 const CONNECTIONS: u16 = 50;
-/// Where the origin of a proxy is, in the client's namespace.
+/// Port of a proxy's origin, in the client's namespace.
 const ORIGIN_PORT: u16 = 8080;
 const OURS: &str = "tidewall-run";
 /// The kernel's modes that receive on the program's processor.
 const LINUX: [System; 3] = System::LINUX;
-/// Those and `tidewall run`.
+/// The same and `tidewall run`.
 const SYSTEMS: [System; 4] = [System::Run, LINUX[0], LINUX[1], LINUX[2]];
 
-/// What is asked of a program.
+/// The program, and its requests.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Asked {
     RedisGet,
@@ -50,7 +50,7 @@ impl Asked {
         Asked::Haproxy,
     ];
 
-    /// Begins the names of claims.
+    /// Returns the prefix of its claims' names.
     fn id(self) -> &'static str {
         match self {
             Asked::RedisGet => "redis-get",
@@ -62,7 +62,7 @@ impl Asked {
         }
     }
 
-    /// The setting of a curve.
+    /// Returns the setting of a curve.
     fn setting(self) -> &'static str {
         match self {
             Asked::RedisGet => "redis GET",
@@ -91,7 +91,7 @@ impl Asked {
         }
     }
 
-    /// A closed loop, or with a `rate` an open one, of requests/s.
+    /// Returns a closed loop, or with a `rate` an open one, of requests/s.
     fn load(self, config: Config, rate: Option<u64>) -> LoadSpec {
         let to = |port| HttpSpec {
             connections: CONNECTIONS.into(),
@@ -145,7 +145,7 @@ impl Asked {
         http_load(config, http)
     }
 
-    /// Loads against it on a system.
+    /// Returns loads against it on a system.
     fn curve(
         self,
         system: System,
@@ -161,7 +161,7 @@ impl Asked {
     }
 }
 
-/// Curves of all that is asked on each of the systems, at one load, where there is one.
+/// Returns curves of all requests on each of the systems, at one load, if there is one.
 fn curves(
     systems: &[System],
     asked: &[Asked],
@@ -185,7 +185,7 @@ fn site() -> anyhow::Result<Site> {
     Site::with(&[(DOCUMENT, DOCUMENT_BYTES)])
 }
 
-/// What can be asked here; what is missing is noted.
+/// Returns the programs that are installed here; notes the missing ones.
 fn installed(run: &mut Run<'_>, site: &Site) -> Vec<Asked> {
     let mut there = Vec::new();
     for asked in Asked::ALL {
@@ -201,7 +201,7 @@ fn installed(run: &mut Run<'_>, site: &Site) -> Vec<Asked> {
     there
 }
 
-/// The proxy's origin, to be kept.
+/// Starts the proxy's origin; the caller must keep it.
 fn origin(run: &Run<'_>, site: &Site) -> anyhow::Result<Child> {
     let files = TcpSpec {
         port: ORIGIN_PORT,
@@ -221,14 +221,14 @@ fn rate(report: &LoadReport) -> Option<f64> {
     }
 }
 
-/// Responses/s against the blast's rate.
+/// Reduces a load to responses/s against the blast's rate.
 fn reduce(curve: &Curve, load: &LoadSpec, measured: &Measured) -> Option<Sample> {
     let report = &measured.outcome.report;
     let Some(ping) = &report.ping else {
         return tcp::reduce(curve, load, measured);
     };
     let offered = report.blast.as_ref().map_or(0.0, |blast| blast.rate);
-    // As of TCP: no answer beside nothing is a failed set-up.
+    // As for TCP: no answer without a blast is a failed set-up.
     if ping.measured.echoed == 0 && offered < 2.0 {
         return None;
     }
@@ -258,7 +258,7 @@ fn reduce(curve: &Curve, load: &LoadSpec, measured: &Measured) -> Option<Sample>
     Some(sample)
 }
 
-/// What stands beside the results of all.
+/// Adds the note that belongs to all results.
 fn note_programs(run: &mut Run<'_>) {
     run.note(format!(
         "One process of one thread each; {CONNECTIONS} connections, one request at a time on each, \

@@ -1,4 +1,4 @@
-//! What the programs serve, beside nothing.
+//! Requests/s that the programs serve without other load.
 
 use super::super::{Experiment, Run, USUAL, best_linux, ratio};
 use super::{Asked, OURS, SYSTEMS, curves, installed, note_programs, origin, reduce, site};

@@ -1,5 +1,5 @@
-//! Squid as `select-proxy` has it, a reverse proxy with two connections a request beside cold
-//! ones, on Tidewall and on Linux.
+//! Squid as in `select-proxy`, a reverse proxy with two connections per request beside
+//! cold ones, on Tidewall and on Linux.
 
 use super::super::select::{Contestant, SMALL, Servers, reduce_by_cold};
 use super::super::{Experiment, Run, USUAL, best_linux, ratio};

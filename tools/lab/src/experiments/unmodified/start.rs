@@ -1,4 +1,5 @@
-//! What a program pays before it serves or asks anything: time to start, and memory.
+//! The cost of a program before it serves or requests anything: time to start, and
+//! memory.
 
 use std::time::Duration;
 
@@ -27,10 +28,10 @@ pub(in super::super) const EXPERIMENT: Experiment = Experiment {
     ..USUAL
 };
 
-/// What is measured, and the setting of its curve.
+/// The measured program, and the setting of its curve.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum What {
-    /// curl, which gets one document.
+    /// curl, which fetches one document.
     Start,
     /// nginx, and connections to it.
     Memory,
@@ -38,7 +39,8 @@ enum What {
 
 const START: &str = "curl, one document";
 const MEMORY: &str = "nginx, and idle connections";
-/// Any of the kernel's modes: neither starting nor keeping depends on them.
+/// Any of the kernel's modes will do: neither starting nor keeping connections depends on
+/// it.
 const SYSTEMS: [System; 2] = [System::Run, System::LinuxRps];
 const LINUX: &str = "linux-rps";
 /// Names of values.

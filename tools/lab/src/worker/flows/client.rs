@@ -1,4 +1,4 @@
-//! The clients, on kernel sockets: a thread a flow.
+//! The clients, on kernel sockets: one thread per flow.
 
 use std::io::{self, ErrorKind, Read, Write};
 use std::net::TcpStream;
@@ -13,12 +13,12 @@ use super::{
 };
 use crate::tcp;
 
-/// How long connecting, the first bytes or an object may take.
+/// Longest time that connecting, the first bytes or an object may take.
 const TIMEOUT: Duration = Duration::from_secs(30);
-/// How often a flow looks at the clock while nothing comes.
+/// How often a flow checks the clock while nothing arrives.
 const LOOK: Duration = Duration::from_millis(20);
-/// How much longer than it is counted a flow sends: what it sent last has to
-/// arrive within the time counted, at any round trip here.
+/// How much longer than the counted time a flow sends: its last bytes must arrive within
+/// that time, at any round trip here.
 const GRACE: Duration = Duration::from_millis(500);
 
 pub(super) fn flows(client: &FlowClient) -> Vec<FlowOutcome> {
@@ -51,7 +51,7 @@ fn one_flow(flow: &FlowSpec, congestion: &str, begun: Instant) -> io::Result<Flo
     let start = begun + Duration::from_millis(flow.after_ms);
     thread::sleep(start.saturating_duration_since(Instant::now()));
     let stream = tcp::connect(flow.port, flow.server, congestion, TIMEOUT)?;
-    // What is under way when the time is over is nobody's business.
+    // Bytes in flight at the end of the time do not matter.
     set_socket_linger(&stream, Some(Duration::ZERO))?;
     stream.set_read_timeout(Some(LOOK))?;
     stream.set_write_timeout(Some(LOOK))?;
@@ -85,7 +85,7 @@ fn fetch(mut stream: &TcpStream, time: Duration, begun: Instant) -> io::Result<F
     loop {
         let read = stream.read(&mut chunk);
         let now = Instant::now();
-        // The ticks that are over had what was received before.
+        // The ticks that are over have the bytes received before.
         let ticks = (now - begun).as_millis() as u64 / TICK_MS;
         while (outcome.timeline.len() as u64) < ticks {
             outcome.timeline.push(all);
@@ -167,7 +167,7 @@ pub(super) fn objects(client: &ObjectClient) -> ObjectOutcome {
     outcome
 }
 
-/// One object on a connection of its own: the times of [`ObjectOutcome`].
+/// Fetches one object on its own connection; returns the times of [`ObjectOutcome`].
 fn one_object(client: &ObjectClient, port: u16) -> io::Result<(u64, u64)> {
     let begun = Instant::now();
     let stream = tcp::connect(port, client.server, &client.congestion, TIMEOUT)?;

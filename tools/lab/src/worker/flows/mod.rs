@@ -1,11 +1,11 @@
-//! Workers that move bytes over many TCP connections: bulk for a time, or
-//! objects on new connections.
+//! Workers that move bytes over many TCP connections: bulk for a time, or objects on new
+//! connections.
 //!
 //! The server is the same on either stack, an event loop over
-//! [`StreamHost`](tidewall_service::StreamHost). A client is always Linux. It
-//! says what it wants in a request of nine bytes. Who receives bulk counts it, from the
-//! first bytes on and for the time asked for, so that neither the handshake nor
-//! what is left in a send buffer matters.
+//! [`StreamHost`](tidewall_service::StreamHost). A client is always Linux. It states its
+//! wish in a request of nine bytes. The receiver of bulk counts it, from the first bytes
+//! on and for the requested time, so that neither the handshake nor the rest of a send
+//! buffer matters.
 
 mod client;
 mod server;
@@ -16,15 +16,15 @@ use std::net::SocketAddrV4;
 use serde::{Deserialize, Serialize};
 use tidewall_sys::set_fifo;
 
-/// Figures of a connection by name, alike on both stacks where both have them.
+/// Figures of a connection by name, the same on both stacks if both have them.
 pub type Figures = BTreeMap<String, f64>;
 
-/// What one of these workers is to do.
+/// The job of one of these workers.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum FlowJob {
-    /// Serve bulk and objects, until the standard input ends. The line
-    /// `transfers` is answered with the [`Transfer`]s since the last.
+    /// Serve bulk and objects, until the standard input ends. Answers the line
+    /// `transfers` with the [`Transfer`]s since the last question.
     Server(FlowServer),
     /// Bulk flows; prints a [`FlowOutcome`] of each.
     Flows(FlowClient),
@@ -32,11 +32,10 @@ pub enum FlowJob {
     Objects(ObjectClient),
 }
 
-/// Runs a worker. One that runs `ahead` does so ahead of whatever else runs on the
-/// machine (SCHED_FIFO): kernel TCP works in softirq, ahead of everything, and a
-/// stack in user space must not look bad for a neighbour's compiler. It sleeps
-/// when it has nothing to do, and the kernel leaves other threads a twentieth of
-/// the time even if it does not.
+/// Runs a worker. With `ahead`, it runs ahead of everything else on the machine
+/// (SCHED_FIFO): kernel TCP works in softirq, ahead of everything, and a user-space stack
+/// must not look bad because of a neighbour's compiler. It sleeps when it has nothing to
+/// do, and even otherwise the kernel leaves other threads a twentieth of the time.
 pub(super) fn run(job: &FlowJob, ahead: bool) -> anyhow::Result<()> {
     if ahead && let Err(error) = set_fifo(1) {
         eprintln!("shares the processor with others on equal terms: {error}");
@@ -52,11 +51,11 @@ pub(super) fn run(job: &FlowJob, ahead: bool) -> anyhow::Result<()> {
 /// A server of bulk and objects.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct FlowServer {
-    /// Where to listen.
+    /// Address to listen on.
     pub address: SocketAddrV4,
-    /// On which stack.
+    /// The stack.
     pub host: FlowHost,
-    /// Bytes of a write; `None`: [`CHUNK`].
+    /// Bytes per write; `None`: [`CHUNK`].
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub write: Option<usize>,
 }
@@ -79,12 +78,12 @@ pub enum FlowHost {
     },
     /// A stack at the far end of a tap.
     Tap {
-        /// Name of the interface to make.
+        /// Name of the interface to create.
         interface: String,
     },
 }
 
-/// What one flow of a client does.
+/// The direction of a client's flow.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Way {
@@ -110,7 +109,7 @@ pub struct FlowSpec {
     pub server: SocketAddrV4,
     /// Local port; 0: any.
     pub port: u16,
-    /// Who sends.
+    /// The sender.
     pub way: Way,
     /// When it begins, ms.
     pub after_ms: u64,
@@ -118,10 +117,10 @@ pub struct FlowSpec {
     pub duration_ms: u64,
 }
 
-/// What became of a flow at the client.
+/// The result of a flow at the client.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct FlowOutcome {
-    /// Bytes received in the time that was counted.
+    /// Bytes received in the counted time.
     pub bytes: u64,
     /// That time, ns.
     pub nanoseconds: u64,
@@ -129,7 +128,7 @@ pub struct FlowOutcome {
     pub timeline: Vec<u64>,
     /// The kernel's figures at the end.
     pub figures: Figures,
-    /// Why it failed, if it did.
+    /// The error, if it failed.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub failed: Option<String>,
 }
@@ -144,33 +143,33 @@ pub const TICK_MS: u64 = 100;
 pub struct ObjectClient {
     /// The server.
     pub server: SocketAddrV4,
-    /// Local port of the first; the others' are those after it.
+    /// Local port of the first; the others follow.
     pub first_port: u16,
-    /// How many objects.
+    /// Number of objects.
     pub count: u16,
-    /// How many at a time.
+    /// Number of concurrent objects.
     pub at_once: u16,
-    /// Bytes of each.
+    /// Bytes per object.
     pub bytes: u64,
     /// TCP_CONGESTION.
     pub congestion: String,
 }
 
-/// What became of objects, in no order.
+/// The results of objects, in no particular order.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct ObjectOutcome {
-    /// Of each: connecting, and from the first SYN to the last byte, ns.
+    /// For each: time of connecting, and from the first SYN to the last byte, ns.
     pub times: Vec<(u64, u64)>,
     /// Why objects failed.
     pub failed: Vec<String>,
 }
 
-/// What the server knows of a connection that is over, or whose time is.
+/// The server's record of a connection that has ended, or whose time has.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct Transfer {
     /// The client's port.
     pub port: u16,
-    /// Bytes received in the time that was counted.
+    /// Bytes received in the counted time.
     pub bytes: u64,
     /// That time, ns.
     pub nanoseconds: u64,
@@ -178,14 +177,14 @@ pub struct Transfer {
     pub figures: Figures,
 }
 
-/// What a client wants of a connection.
+/// A client's request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Request {
-    /// Bulk for so many ms.
+    /// Bulk for this many ms.
     Fetch(u64),
-    /// To send bulk, of which so many ms are counted.
+    /// The client sends bulk, of which this many ms are counted.
     Give(u64),
-    /// So many bytes.
+    /// This many bytes.
     Object(u64),
 }
 
@@ -228,8 +227,8 @@ mod tests {
 
     const HERE: Ipv4Addr = Ipv4Addr::LOCALHOST;
 
-    /// A server on kernel sockets for as long as `work` takes, and what it knows
-    /// of its connections then.
+    /// Runs a server on kernel sockets for as long as `work` takes; returns its records
+    /// of the connections.
     fn served(work: impl FnOnce(SocketAddrV4)) -> Vec<Transfer> {
         let (ready, address) = std::sync::mpsc::channel();
         let stop = AtomicBool::new(false);
@@ -251,7 +250,7 @@ mod tests {
         ledger.lock().unwrap().clone()
     }
 
-    /// A port that is free: somebody just had it.
+    /// Returns a free port: it was just released.
     fn free_port() -> u16 {
         let listener = std::net::TcpListener::bind((HERE, 0)).unwrap();
         listener.local_addr().unwrap().port()

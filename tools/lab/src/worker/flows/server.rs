@@ -27,7 +27,7 @@ const TURN: usize = 4 * CHUNK;
 /// The longest sleep.
 const LOOK: Duration = Duration::from_millis(100);
 
-/// A connection that can say how it fares.
+/// A connection that reports its figures.
 pub(super) trait Measured: Stream {
     fn figures(&self) -> Figures;
 }
@@ -45,7 +45,7 @@ impl Measured for TidewallStream {
         };
         let mss = f64::from(info.send_mss.max(1));
         let threshold = match info.slow_start_threshold {
-            // As the kernel says infinity.
+            // Infinity, as the kernel represents it.
             u32::MAX => f64::from(i32::MAX),
             bytes => f64::from(bytes) / mss,
         };
@@ -79,7 +79,7 @@ impl Measured for TidewallStream {
     }
 }
 
-/// What is known of connections and not asked for yet.
+/// Records of connections that have not been asked for yet.
 pub(super) type Ledger = Arc<Mutex<Vec<Transfer>>>;
 
 /// Serves until the standard input ends.
@@ -120,7 +120,7 @@ pub(super) fn run(job: &FlowServer) -> anyhow::Result<()> {
     serve(&host, &listener, &ledger, &stop, write)
 }
 
-/// Answers the lab from a thread of its own.
+/// Answers the lab from a separate thread.
 fn answer(ledger: Ledger, stop: Arc<AtomicBool>) {
     std::thread::spawn(move || {
         let answered = until_input_ends(|line| {
@@ -137,19 +137,19 @@ fn answer(ledger: Ledger, stop: Arc<AtomicBool>) {
     });
 }
 
-/// What a connection is about.
+/// The state of a connection's request.
 #[derive(Debug)]
 enum Work {
-    /// Nothing is known yet but so many bytes of the request.
+    /// Only this many bytes of the request have arrived.
     Asking([u8; REQUEST], usize),
-    /// Sends until then; `None`: so many bytes.
+    /// Sends until this time; `None`: this many bytes.
     Sending { until: Option<Instant>, left: u64 },
-    /// Receives; counted from the first bytes on for so long.
+    /// Receives; counts from the first bytes on, for this long.
     Receiving {
         time: Duration,
         begun: Option<Instant>,
     },
-    /// Nothing more to be done until the client goes.
+    /// Nothing left to do until the client closes.
     Idle,
 }
 
@@ -158,13 +158,13 @@ struct Client<S> {
     port: u16,
     work: Work,
     bytes: u64,
-    /// It is watched for room too.
+    /// It is watched for room, too.
     stuck: bool,
-    /// What is known of it is in the ledger.
+    /// Its record is in the ledger.
     reported: bool,
 }
 
-/// Serves until `stop` is set, by writes of so many bytes.
+/// Serves until `stop` is set, with writes of this many bytes.
 pub(super) fn serve<H: StreamHost>(
     host: &H,
     listener: &H::Listener,
@@ -256,7 +256,7 @@ impl<S: Measured> Client<S> {
         }
     }
 
-    /// When its time is over, unless that has been reported.
+    /// Returns the end of its time, unless that has been reported.
     fn deadline(&self) -> Option<Instant> {
         match &self.work {
             _ if self.reported => None,
@@ -266,7 +266,7 @@ impl<S: Measured> Client<S> {
         }
     }
 
-    /// Puts what is known of it into the ledger, once.
+    /// Puts its record into the ledger, once.
     fn tell(&mut self, ledger: &Ledger) {
         if std::mem::replace(&mut self.reported, true) {
             return;
@@ -285,8 +285,8 @@ impl<S: Measured> Client<S> {
         ledger.push(transfer);
     }
 
-    /// Reads and writes while there is anything to read and room; true when it
-    /// had enough for a turn. An error is the end of the connection.
+    /// Reads and writes while there are bytes to read, and room. Returns true if it used
+    /// up its turn. An error means the end of the connection.
     fn turn(&mut self, buffer: &mut [u8], write: usize) -> io::Result<bool> {
         let mut moved = 0;
         while moved < TURN {
@@ -301,7 +301,7 @@ impl<S: Measured> Client<S> {
         Ok(true)
     }
 
-    /// One read, or one write of at most so many bytes.
+    /// Reads once, or writes at most this many bytes.
     fn step(&mut self, buffer: &mut [u8], write: usize) -> io::Result<usize> {
         let now = Instant::now();
         match &mut self.work {
@@ -344,7 +344,7 @@ impl<S: Measured> Client<S> {
                     }
                     Err(error) if error.kind() == io::ErrorKind::WouldBlock => {
                         self.stuck = true;
-                        // Nothing but the end is to be read, and it is an event.
+                        // Only the end can be read, and it is an event.
                         match self.stream.read(buffer) {
                             Ok(count) => ended(count),
                             Err(error) => Err(error),
@@ -369,7 +369,7 @@ impl<S: Measured> Client<S> {
     }
 }
 
-/// Nothing to read is the end.
+/// Treats an empty read as the end.
 fn ended(count: usize) -> io::Result<usize> {
     match count {
         0 => Err(io::ErrorKind::UnexpectedEof.into()),

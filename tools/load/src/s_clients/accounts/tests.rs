@@ -16,7 +16,7 @@ fn plan(rate: u64) -> Plan {
     }
 }
 
-/// Every cause is one of these, and every connection has one.
+/// Checks that every connection has exactly one of these causes.
 fn balance(accounts: &Accounts, open: usize) {
     let counts = accounts.counts();
     assert_eq!(
@@ -36,19 +36,18 @@ fn balance(accounts: &Accounts, open: usize) {
     assert_eq!(accounts.unfinished(), open as u64, "{counts:?}");
 }
 
-/// What a simulated server does.
+/// A simulated server.
 struct Server {
-    /// It accepts so many connections/s; from one that finds its queue full,
-    /// nothing is ever heard.
+    /// Connections/s that it accepts; it never answers a connection that finds its queue
+    /// full.
     accepts: u64,
     backlog: usize,
     round_trip: u64,
     service: u64,
 }
 
-/// Runs the accounts against a server on a virtual clock until `until`. The
-/// clock may jump: `wake(now, wanted)` says when the generator wakes that wanted
-/// to at `wanted`.
+/// Runs the accounts against a server on a virtual clock until `until`. The clock may
+/// jump: `wake(now, wanted)` is when the generator wakes if it wants to at `wanted`.
 fn simulate(
     accounts: &mut Accounts,
     server: &Server,
@@ -197,7 +196,7 @@ fn a_late_generator_catches_up_and_a_very_late_one_says_so() {
         round_trip: 50_000,
         service: 50_000,
     };
-    // Each wake-up up to 30 ms late: nothing is lost of the rate.
+    // Each wake-up is up to 30 ms late: nothing is lost of the rate.
     let mut accounts = Accounts::new(plan(3_000));
     let mut turn = 0;
     simulate(&mut accounts, &server, 2 * S, |_, wanted| {
@@ -207,7 +206,7 @@ fn a_late_generator_catches_up_and_a_very_late_one_says_so() {
     let counts = accounts.counts();
     assert_eq!(counts.skipped, 0);
     assert!((5_900..=6_000).contains(&counts.begun), "{counts:?}");
-    // 300 ms stolen at once: a fifth of T is caught up, the rest given up.
+    // 300 ms stolen at once: a fifth of T is caught up, the rest skipped.
     let mut accounts = Accounts::new(plan(3_000));
     while let Step::Begin(_) = accounts.step(0) {}
     while let Step::Begin(_) = accounts.step(300 * MS) {}
@@ -235,7 +234,7 @@ fn times_count_from_when_a_connection_was_due() {
     let took = accounts.answered(second, 404, 161 * MS).unwrap();
     assert_eq!((took.corrected, took.raw), (61 * MS, MS));
     assert_eq!(accounts.counts().other_status, 1);
-    // Both wait for the server to close, the first not for ever.
+    // Both wait for the server to close; the first does not wait forever.
     accounts.ended(second, End::Failed);
     assert_eq!(accounts.counts().failed, 0);
     let mut reset = false;
@@ -283,7 +282,7 @@ fn a_connection_has_one_end() {
     assert!(accounts.answered(answered, 200, now).is_some());
     assert!(accounts.answered(answered, 200, now).is_none(), "twice");
     assert!(accounts.answered(open, 200, now).is_none(), "not asked");
-    // What is late for a place that others have taken since counts for nobody.
+    // Late events for a reused slot count for no connection.
     for key in [local, refused, failed, malformed] {
         for end in [End::Local, End::Refused, End::Failed, End::Malformed] {
             accounts.ended(key, end);

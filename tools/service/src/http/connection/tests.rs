@@ -3,7 +3,7 @@ use std::net::Ipv4Addr;
 use super::super::site::Clock;
 use super::*;
 
-/// Answers each request with so many bytes.
+/// Answers each request with this many bytes.
 struct Answering(usize);
 
 impl Answers for Answering {
@@ -28,7 +28,7 @@ fn answering(length: usize) -> (Connection, Site<Answering>) {
     )
 }
 
-/// It always has requests waiting and never takes all of the answers.
+/// It always has requests waiting and never reads all of the answers.
 #[test]
 fn a_peer_that_asks_faster_than_it_reads_takes_no_more_memory() {
     let (mut connection, mut site) = answering(1000);
@@ -47,8 +47,7 @@ fn a_peer_that_asks_faster_than_it_reads_takes_no_more_memory() {
     assert!(capacity <= most, "{capacity} bytes for 10,000 answers");
 }
 
-/// It has asked for more than buffers hold, takes a byte now and then, and
-/// goes on asking.
+/// It has asked for more than buffers hold, reads a byte now and then, and keeps asking.
 #[test]
 fn a_peer_that_takes_a_byte_now_and_then_is_let_go() {
     let (mut connection, mut site) = answering(100_000);

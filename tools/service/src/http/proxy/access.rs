@@ -1,4 +1,4 @@
-//! Who may use a forward proxy, and where it goes for them.
+//! The permitted clients of a forward proxy, and its permitted destinations.
 
 use std::fmt;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, UdpSocket};
@@ -13,7 +13,8 @@ use serde::{Deserialize, Serialize};
 pub struct Cidr(IpNet);
 
 impl Cidr {
-    /// Whether an address is in it; a v4-mapped one is what it maps.
+    /// Returns whether it contains an address; a v4-mapped address counts as the one it
+    /// maps.
     pub fn contains(&self, address: IpAddr) -> bool {
         self.0.contains(&address.to_canonical())
     }
@@ -22,13 +23,12 @@ impl Cidr {
 impl FromStr for Cidr {
     type Err = String;
 
-    /// Reads `ADDRESS` or `ADDRESS/LENGTH`. Bits behind the length do not
-    /// matter.
+    /// Parses `ADDRESS` or `ADDRESS/LENGTH`. Ignores bits behind the length.
     fn from_str(text: &str) -> Result<Self, String> {
         let block = text.parse::<IpNet>().ok();
         let block = block.or_else(|| text.parse::<IpAddr>().ok().map(IpNet::from));
         let unmapped = block.and_then(|block| match (block, block.addr().to_canonical()) {
-            // Of the 128 bits of a mapped address the first 96 say that it is one.
+            // The first 96 of the 128 bits of a mapped address mark it as one.
             (IpNet::V6(_), address @ IpAddr::V4(_)) => {
                 IpNet::new(address, block.prefix_len().checked_sub(96)?).ok()
             }
@@ -46,36 +46,35 @@ impl fmt::Display for Cidr {
     }
 }
 
-/// The rules of a forward proxy; what they forbid is answered 403.
+/// The rules of a forward proxy; forbidden requests are answered 403.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default)]
 pub struct Access {
     /// The clients that are answered; empty: all.
     pub clients: Vec<Cidr>,
-    /// Where it goes beside the public Internet. Addresses of this host and of
-    /// networks inside (loopback, link-local, private and the like) are
-    /// otherwise left alone: a client could reach through a proxy what it
-    /// cannot reach itself, such as a cloud's metadata or an admin port.
+    /// Permitted destinations beside the public Internet. Addresses of this host and of
+    /// internal networks (loopback, link-local, private and the like) are otherwise
+    /// forbidden. Through a proxy a client could reach what it cannot reach itself, such
+    /// as a cloud's metadata or an admin port.
     pub destinations: Vec<Cidr>,
 }
 
 impl Access {
-    /// Whether a client is answered.
+    /// Returns whether a client is answered.
     pub fn admits(&self, client: IpAddr) -> bool {
         self.clients.is_empty() || self.clients.iter().any(|block| block.contains(client))
     }
 
-    /// Whether the proxy goes to an address, which is asked of each address
-    /// that a name has: what the name was when somebody looked at it says
-    /// nothing of what it is now.
+    /// Returns whether the proxy connects to an address. It is called for each address of
+    /// a name, on each look-up, since an earlier check of a name need not hold any more.
     pub fn reaches(&self, destination: IpAddr) -> bool {
         let named = |block: &Cidr| block.contains(destination);
         self.destinations.iter().any(named) || is_public(destination) && !is_own(destination)
     }
 }
 
-/// Whether an address is one of the Internet's, of either family, or stands for
-/// one (RFC 6890 and IANA's registries of special-purpose addresses).
+/// Returns whether an address of either family is public, or embeds a public one (RFC
+/// 6890 and IANA's registries of special-purpose addresses).
 fn is_public(address: IpAddr) -> bool {
     match address.to_canonical() {
         IpAddr::V4(address) => is_public_v4(address),
@@ -114,8 +113,8 @@ fn is_public_v6(address: Ipv6Addr) -> bool {
     }
 }
 
-/// Whether an address is this host's, which the kernel knows: it lets only such
-/// a one be bound, and speaks to it from itself.
+/// Returns whether an address is this host's. The kernel knows: it allows binding only to
+/// such an address, and uses it as the source when sending to it.
 fn is_own(address: IpAddr) -> bool {
     let binds = |address: IpAddr| UdpSocket::bind((address, 0)).is_ok();
     let (own, nobodys): (_, IpAddr) = match address.to_canonical() {
@@ -129,7 +128,7 @@ fn is_own(address: IpAddr) -> bool {
     if !binds(own) {
         return false;
     }
-    // With net.ipv4.ip_nonlocal_bind every address can be bound.
+    // With net.ipv4.ip_nonlocal_bind, every address can be bound.
     !binds(nobodys) || speaks_to_itself(own)
 }
 
@@ -264,7 +263,7 @@ mod tests {
         assert!(!access.admits(address("203.0.113.5")) && !access.admits(address("::1")));
     }
 
-    /// The addresses of loopback are the ones that every host has.
+    /// Every host has the addresses of loopback.
     #[test]
     fn the_kernel_knows_which_addresses_are_own() {
         assert!(is_own(address("127.0.0.1")) && is_own(address("127.9.9.9")));

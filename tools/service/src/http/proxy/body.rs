@@ -4,42 +4,42 @@ use std::ops::Range;
 
 /// Most bytes of a chunk's size line, extensions included.
 const LINE_MAX: usize = 1024;
-/// Most bytes of a trailer section, which is thrown away (§7.1.2).
+/// Most bytes of a trailer section, which is discarded (§7.1.2).
 const TRAILER_MAX: usize = 16 * 1024;
 
-/// How the end of a message's content is known, and how far it has come.
+/// How the end of a message's content is found, and its progress.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Body {
-    /// So many bytes are still to come.
+    /// This many bytes are still expected.
     Length(u64),
     /// Chunks.
     Chunked(Chunks),
-    /// All that comes until the connection ends.
+    /// Everything until the connection ends.
     Close,
 }
 
-/// The chunks make no sense: the message has no known end.
+/// The chunks are invalid: the message has no known end.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct BadChunk;
 
-/// What has been made of bytes.
+/// The result of parsing bytes.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Piece {
-    /// So many have been used.
+    /// Number of bytes consumed.
     pub used: usize,
-    /// Which of them are content.
+    /// Range of those that are content.
     pub content: Range<usize>,
 }
 
 impl Body {
-    /// A body of chunks, at its beginning.
+    /// Creates a body of chunks, at its beginning.
     pub fn chunked() -> Self {
         Body::Chunked(Chunks {
             place: Place::Size(0, 0),
         })
     }
 
-    /// Whether all has come.
+    /// Returns whether it is complete.
     pub fn is_complete(&self) -> bool {
         matches!(
             self,
@@ -50,11 +50,11 @@ impl Body {
         )
     }
 
-    /// Takes bytes, up to the end of one piece of content; to be called again
-    /// with the rest until nothing is used.
+    /// Consumes bytes, up to the end of one piece of content; call it again with the rest
+    /// until nothing is consumed.
     ///
     /// # Errors
-    /// When chunks are malformed.
+    /// An error if chunks are malformed.
     pub fn take(&mut self, bytes: &[u8]) -> Result<Piece, BadChunk> {
         match self {
             Body::Close => Ok(Piece {
@@ -75,7 +75,7 @@ impl Body {
     }
 }
 
-/// The chunked coding (§7.1), as far as it has come.
+/// The state of the chunked coding (§7.1).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Chunks {
     place: Place,
@@ -89,9 +89,9 @@ enum Place {
     Extension(u64, u16),
     /// Behind the CR of a size line.
     SizeEnd(u64),
-    /// In content: bytes still to come.
+    /// In content: bytes still expected.
     Content(u64),
-    /// Behind content: its CR LF, of which so many bytes have come.
+    /// Behind content: its CR LF, of which this many bytes have arrived.
     ContentEnd(u8),
     /// At the beginning of a trailer line: bytes of trailers so far.
     Trailer(u16),
@@ -101,7 +101,7 @@ enum Place {
     TrailerLineEnd(u16),
     /// Behind a CR at the beginning of a line.
     TrailerEnd,
-    /// All has come.
+    /// The end was reached.
     Complete,
 }
 
@@ -136,13 +136,13 @@ impl Chunks {
     }
 }
 
-/// The place after one byte that is no content. A bare LF for CR LF is refused:
-/// two readers that see different lines are how responses are smuggled.
+/// Returns the state after one byte outside of content. A bare LF for CR LF is rejected:
+/// response smuggling exploits two readers that see different lines.
 fn step(place: Place, byte: u8) -> Result<Place, BadChunk> {
     let hex = |byte: u8| char::from(byte).to_digit(16).map(u64::from);
     Ok(match (place, byte) {
         (Place::Size(value, digits), byte) => match hex(byte) {
-            // 15 digits are more than any length.
+            // No length has more than 15 digits.
             Some(digit) if digits < 15 => Place::Size(value << 4 | digit, digits + 1),
             Some(_) => return Err(BadChunk),
             None if digits == 0 => return Err(BadChunk),

@@ -1,19 +1,19 @@
 //! A forwarding HTTP proxy, on either stack.
 //!
-//! Lives here: a forward proxy for `http` targets and a reverse proxy for one
-//! origin, HTTP/1.0 and 1.1 on both sides. Does not live here: anything that
-//! knows which stack it runs on, a cache, TLS and CONNECT. What the proxy
-//! decides is sans-I/O: [`session`] is a client's connection with the exchange
-//! it has with an origin, [`response`] and [`body`] what origins send;
-//! [`serve`] joins them to sockets in one event loop on one thread.
+//! Lives here: a forward proxy for `http` targets and a reverse proxy for one origin,
+//! HTTP/1.0 and 1.1 on both sides. Does not live here: anything that knows which stack it
+//! runs on, a cache, TLS and CONNECT. The proxy's decisions are sans-I/O: [`session`] is
+//! a client's connection with its exchange with an origin, [`response`] and [`body`]
+//! parse the origins' bytes. [`serve`] joins them to sockets in one event loop on one
+//! thread.
 //!
 //! Read first: RFC 9110 §7.6 (forwarding), RFC 9112 §§6–9.
 //!
-//! A request is forwarded once all its content is here, up to
-//! [`Limits::content_bytes`]: a client that sends slowly holds no connection to
-//! an origin meanwhile. A response is forwarded as it comes. Each request has a connection of its own
-//! to the origin, closed after the response: two connections a request, as in
-//! Banga and Mogul's experiments (USENIX 1998).
+//! A request is forwarded once all its content is here, up to [`Limits::content_bytes`]:
+//! a client that sends slowly occupies no connection to an origin meanwhile. A response
+//! is forwarded as it arrives. Each request has its own connection to the origin, closed
+//! after the response. So there are two connections per request, as in Banga and Mogul's
+//! experiments (USENIX 1998).
 
 pub mod access;
 pub mod body;
@@ -41,10 +41,10 @@ pub use server::serve;
 pub struct UpstreamLimits {
     /// Time to find the origin's address and to connect to it; then 504.
     pub connect: Duration,
-    /// Time in which no byte comes from the origin, or is taken by it; then
-    /// 504, or the end of the connection if the answer had begun.
+    /// Longest time without a byte from or to the origin; then 504, or the end of the
+    /// connection if the answer had begun.
     pub answer: Duration,
-    /// Connections to origins at a time; then 503.
+    /// Most concurrent connections to origins; then 503.
     pub connections: usize,
     /// Bytes of requests' content that are buffered for all clients together;
     /// then 503.
@@ -70,23 +70,21 @@ impl Default for UpstreamLimits {
 pub struct Spec {
     /// Its TCP port; 0 lets the stack choose.
     pub port: u16,
-    /// The origin of all requests (a reverse proxy). `None`: each request names
-    /// its own (a forward proxy).
+    /// The origin of all requests (a reverse proxy). `None`: each request names its own
+    /// (a forward proxy).
     #[serde(default)]
     pub origin: Option<SocketAddr>,
-    /// Floating-point multiplications it makes for each request
-    /// ([`crate::multiply`]).
+    /// Floating-point multiplications per request ([`crate::multiply`]).
     #[serde(default)]
     pub work: u32,
-    /// Limits on the clients' side; of content more than of a server that
+    /// Limits on the clients' side; for content, higher than those of a server that
     /// discards it.
     #[serde(default = "limits")]
     pub limits: Limits,
     /// Limits on the origins' side.
     #[serde(default)]
     pub upstream: UpstreamLimits,
-    /// Which clients may use it, and to which destinations; of a reverse proxy,
-    /// the first alone.
+    /// Permitted clients and destinations; a reverse proxy uses only the clients.
     #[serde(default)]
     pub access: Access,
 }
@@ -99,8 +97,8 @@ fn limits() -> Limits {
 }
 
 impl Spec {
-    /// A proxy at `port` for `origin`, or for the origins that requests name,
-    /// with the default limits and access to the public Internet alone.
+    /// Creates a proxy at `port` for `origin`, or for the origins that requests name,
+    /// with the default limits and access only to the public Internet.
     pub fn new(port: u16, origin: Option<SocketAddr>) -> Self {
         Spec {
             port,

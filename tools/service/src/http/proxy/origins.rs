@@ -24,13 +24,13 @@ struct Upstream<S> {
     others: Vec<SocketAddr>,
 }
 
-/// What has come of running an origin.
+/// The result of running an origin's connection.
 enum Went {
     /// Nothing.
     Nowhere,
     /// Bytes have moved.
     Somewhere,
-    /// The connection could not be made, or broke: with this error.
+    /// The connection could not be established, or failed with this error.
     Wrong(io::Error),
 }
 
@@ -41,7 +41,7 @@ impl<S: Stream> Upstream<S> {
             if !self.link.may_write {
                 return Went::Nowhere;
             }
-            // Whether it is there or has failed, the first write shows.
+            // The first write shows whether it is established or has failed.
             session.connected(shared.clock.now());
         }
         let mut went = Went::Nowhere;
@@ -58,7 +58,7 @@ impl<S: Stream> Upstream<S> {
                     Err(error) => match error.kind() {
                         io::ErrorKind::Interrupted => continue,
                         io::ErrorKind::WouldBlock => {}
-                        // It may have said why before it closed.
+                        // It may have sent the reason before it closed.
                         io::ErrorKind::BrokenPipe if !self.connecting => {
                             self.link.may_write = false;
                             self.link.may_read = true;
@@ -98,7 +98,7 @@ pub(super) struct Origins<S> {
 }
 
 impl<S: Stream> Origins<S> {
-    /// None yet.
+    /// Creates an empty set.
     pub(super) fn new() -> Self {
         Origins {
             upstreams: Slab::new(),
@@ -106,26 +106,26 @@ impl<S: Stream> Origins<S> {
         }
     }
 
-    /// Connections there are.
+    /// Returns the number of connections.
     pub(super) fn len(&self) -> usize {
         self.upstreams.len()
     }
 
-    /// The connection of a token, unless it has gone.
+    /// Returns the connection of a token, unless it has gone.
     fn find(&mut self, token: u64) -> Option<&mut Upstream<S>> {
         let (key, generation) = parts(token);
         let upstream = self.upstreams.get_mut(key & !BEHIND)?;
         upstream.link.is(generation).then_some(upstream)
     }
 
-    /// Takes note of an event; returns the client that needs a turn for it.
+    /// Handles an event; returns the client that needs a turn for it.
     pub(super) fn note(&mut self, event: &Event) -> Option<usize> {
         let upstream = self.find(event.token)?;
         upstream.link.note(event);
         Some(upstream.client)
     }
 
-    /// Gives a client whose request needs one a connection to the origin.
+    /// Assigns a connection to the origin to a client whose request needs one.
     pub(super) fn attach<H: StreamHost<Stream = S>>(
         &mut self,
         listener: &mut Listener<'_, H>,
@@ -149,8 +149,8 @@ impl<S: Stream> Origins<S> {
         }
     }
 
-    /// The addresses of an origin to which the proxy may go, the first last;
-    /// `None` while it is looked up.
+    /// Returns the addresses of an origin to which the proxy may connect, the first last;
+    /// `None` during the look-up.
     fn addresses(
         &mut self,
         shared: &Shared,
@@ -207,7 +207,7 @@ impl<S: Stream> Origins<S> {
             listener.tally.counters.proxy_connected();
             let there = progress == Progress::Done;
             let place = self.upstreams.insert(Upstream {
-                // No answer comes before the question.
+                // No answer arrives before the question.
                 link: Link::new(stream, listener.generation(), false, there),
                 client: key,
                 connecting: !there,
@@ -226,8 +226,7 @@ impl<S: Stream> Origins<S> {
         Err(failure)
     }
 
-    /// Does what can be done on the origin's side; returns whether something
-    /// was.
+    /// Does everything possible on the origin's side; returns whether anything was done.
     pub(super) fn run<H: StreamHost<Stream = S>>(
         &mut self,
         listener: &mut Listener<'_, H>,
@@ -323,11 +322,11 @@ impl<S: Stream> Origins<S> {
     }
 }
 
-/// The failure that the client sees.
+/// Returns the failure that the client sees.
 fn failure_of(error: &io::Error) -> Failure {
     match error.kind() {
         io::ErrorKind::TimedOut => Failure::Timeout,
-        // No port is free, for one: what is in TIME_WAIT passes.
+        // For example, no port is free: those in TIME_WAIT will be.
         io::ErrorKind::AddrNotAvailable => Failure::Full,
         _ if is_shortage(error) => Failure::Full,
         _ => Failure::Broken,

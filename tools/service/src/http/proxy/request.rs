@@ -1,5 +1,5 @@
-//! What becomes of a request: forwarded to its origin, or answered here. Which
-//! fields go on, which stay behind (RFC 9110 §7.6), and what is added.
+//! The handling of a request: forwarded to its origin, or answered here. This includes
+//! which fields are forwarded or removed (RFC 9110 §7.6), and which are added.
 
 use std::io::Write;
 use std::net::IpAddr;
@@ -15,12 +15,12 @@ use super::session::{Exchange, Origin, Recipient, Shared};
 use super::target::{self, Target};
 use crate::work::multiply;
 
-/// The methods that a proxy would answer for itself.
+/// The methods that the proxy's own answers list.
 const ALLOW: &str = "Allow: GET, HEAD, POST, PUT, DELETE, PATCH, OPTIONS\r\n";
 
-/// The fields between two neighbours, which go no further: those of RFC 9110
-/// §7.6.1, and the credentials for a proxy (§11.7), which this one has no use
-/// for. The length is written anew.
+/// The hop-by-hop fields, which are not forwarded: those of RFC 9110 §7.6.1, and the
+/// credentials for a proxy (§11.7), which this one does not use. The length is written
+/// afresh.
 const HOP_BY_HOP: &[&str] = &[
     "Connection",
     "Content-Length",
@@ -90,14 +90,14 @@ impl Shared {
         None
     }
 
-    /// Whether an answer without an origin is the connection's last: content
-    /// that is not read would be taken for the next request.
+    /// Returns whether an answer without an origin is the connection's last: unread
+    /// content would be mistaken for the next request.
     fn last(&self, head: &Head<'_, '_>) -> Last {
         let linger = head.content != Content::Length(0) || self.stopping;
         Last::of(linger || !head.keep_alive, linger)
     }
 
-    /// The exchange with the origin; `None` for an OPTIONS that this proxy
+    /// Returns the exchange with the origin; `None` for an OPTIONS that this proxy
     /// answers.
     fn prepare(
         &mut self,
@@ -111,7 +111,7 @@ impl Shared {
         let content = match (head.method, head.content) {
             // There are no tunnels here.
             ("CONNECT", _) => return Err(Status::NOT_IMPLEMENTED),
-            // It would show a client what others' proxies add (§9.3.8).
+            // It would show a client what other proxies add (§9.3.8).
             ("TRACE", _) => return Err(Status::METHOD_NOT_ALLOWED),
             (_, Content::Length(length)) if length > self.limits.content_bytes => {
                 return Err(Status::CONTENT_TOO_LARGE);
@@ -142,7 +142,7 @@ impl Shared {
             head.version, self.store.pseudonym
         );
         if spec.origin.is_some() {
-            // Behind a proxy that people have chosen they need not be named.
+            // A proxy chosen by its users need not name them.
             let _ = write!(request, "X-Forwarded-For: {}\r\n", connection.peer);
         }
         for field in head.fields.all("Max-Forwards").take(1) {
@@ -155,7 +155,7 @@ impl Shared {
             }
         }
         if head.expects_continue && content != Body::Length(0) {
-            // The content is buffered here whatever the origin says.
+            // The content is buffered here whatever the origin answers.
             connection
                 .out()
                 .extend_from_slice(b"HTTP/1.1 100 Continue\r\n\r\n");
@@ -163,7 +163,7 @@ impl Shared {
         Ok(Some(Exchange::new(self, head, origin, request, content)))
     }
 
-    /// Whether a Via field names this proxy.
+    /// Returns whether a Via field names this proxy.
     fn has_passed(&self, via: &[u8]) -> bool {
         tokens(via).any(|hop| {
             let mut words = hop
@@ -173,7 +173,7 @@ impl Shared {
         })
     }
 
-    /// The target of a request and its origin.
+    /// Returns the target of a request and its origin.
     fn origin_of<'b>(
         &self,
         head: &Head<'_, 'b>,
@@ -187,7 +187,7 @@ impl Shared {
         }
         let target = target::absolute(head.target, options)?;
         let (host, port) = target::host_and_port(target.authority).ok_or(Status::BAD_REQUEST)?;
-        // Ports of other protocols, which could be made to misunderstand.
+        // Ports of other protocols, which could be made to misinterpret the request.
         if port != 80 && port < 1024 {
             return Err(Status::FORBIDDEN);
         }
@@ -206,9 +206,8 @@ pub(super) fn put(out: &mut Vec<u8>, name: &str, value: &[u8]) {
     }
 }
 
-/// Writes the fields of a message that go on: all but those between neighbours,
-/// which are the usual ones and those that Connection names, and but for
-/// `others`.
+/// Writes the forwarded fields of a message: all but the hop-by-hop ones, those that
+/// Connection names, and `others`.
 fn forward(out: &mut Vec<u8>, fields: Fields<'_, '_>, others: &[&str]) {
     for field in fields.0 {
         let is = |name: &&str| field.name.eq_ignore_ascii_case(name);
@@ -222,8 +221,8 @@ fn forward(out: &mut Vec<u8>, fields: Fields<'_, '_>, others: &[&str]) {
     }
 }
 
-/// Writes the head of a response as it goes on to the client, but for its end,
-/// its length, and Date where there is none.
+/// Writes the head of a response as forwarded to the client, without its end and its
+/// length; adds Date if it is missing.
 pub(super) fn end_to_end(out: &mut Vec<u8>, head: &response::Head<'_, '_>, pseudonym: &str) {
     // Writing to a vector cannot fail.
     let _ = write!(out, "HTTP/1.1 {} {}\r\n", head.status, head.reason);

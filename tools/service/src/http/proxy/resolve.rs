@@ -1,40 +1,38 @@
-//! Names of origins. The system's resolver blocks, so each look-up has a
-//! thread of its own, for as long as it takes; the event loop only collects.
-//! Nothing is remembered: that is for the system's resolver, which knows for how
-//! long.
+//! Names of origins. The system's resolver blocks, so each look-up has its own thread,
+//! for as long as it takes; the event loop only collects. Nothing is cached: that is the
+//! task of the system's resolver, which knows for how long.
 
 use std::collections::HashMap;
 use std::net::{IpAddr, ToSocketAddrs};
 use std::sync::mpsc::{Receiver, Sender, channel};
 
-/// Look-ups at a time.
+/// Most concurrent look-ups.
 const PENDING_MAX: usize = 64;
 
-/// What is known of a name.
+/// The known state of a name.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) enum Known {
     /// These addresses, perhaps none.
     Addresses(Vec<IpAddr>),
-    /// It is being looked up: its clients will be named by
-    /// [`Resolver::collect`].
+    /// It is being looked up: [`Resolver::collect`] will name its clients.
     Soon,
-    /// Too much is being looked up.
+    /// Too many look-ups are in progress.
     Busy,
 }
 
 /// Looks up names.
 #[derive(Debug)]
 pub(super) struct Resolver {
-    /// Who waits for each name, each once.
+    /// The clients that wait for each name, each once.
     pending: HashMap<Box<str>, Vec<u64>>,
-    /// What has come since the last but one [`Resolver::collect`].
+    /// Results since the last but one [`Resolver::collect`].
     found: HashMap<Box<str>, Vec<IpAddr>>,
     answers: Receiver<(Box<str>, Vec<IpAddr>)>,
     answer: Sender<(Box<str>, Vec<IpAddr>)>,
     look_up: fn(&str) -> Vec<IpAddr>,
 }
 
-/// The system's addresses of a name.
+/// Returns the system's addresses of a name.
 fn system(name: &str) -> Vec<IpAddr> {
     let found = (name, 0).to_socket_addrs().into_iter().flatten();
     found.map(|address| address.ip()).collect()
@@ -52,7 +50,7 @@ impl Resolver {
         }
     }
 
-    /// Asks for the addresses of `name` on behalf of the client `token`.
+    /// Requests the addresses of `name` on behalf of the client `token`.
     pub(super) fn ask(&mut self, name: &str, token: u64) -> Known {
         if let Some(addresses) = self.found.get(name) {
             return Known::Addresses(addresses.clone());
@@ -67,7 +65,7 @@ impl Resolver {
         let wanted: Box<str> = name.into();
         let look_up = move || {
             let found = look_up(&wanted);
-            // Nobody waits any more when this fails.
+            // If this fails, nothing waits for it any more.
             let _ = answer.send((wanted, found));
         };
         let thread = std::thread::Builder::new().name("tidewall-names".to_owned());
@@ -78,12 +76,12 @@ impl Resolver {
         Known::Soon
     }
 
-    /// Whether a look-up is under way.
+    /// Returns whether a look-up is in progress.
     pub(super) fn is_busy(&self) -> bool {
         !self.pending.is_empty()
     }
 
-    /// Puts into `tokens` who can ask again, before this is called again.
+    /// Adds to `tokens` the clients that can ask again, before this is called again.
     pub(super) fn collect(&mut self, tokens: &mut Vec<u64>) {
         self.found.clear();
         while self.is_busy()
@@ -105,7 +103,7 @@ mod tests {
     fn fixed(name: &str) -> Vec<IpAddr> {
         match name {
             "none" => Vec::new(),
-            // Nobody answers: as long as the test lasts, that is.
+            // There is no answer, as long as the test lasts.
             "never" => loop {
                 thread::park();
             },

@@ -18,30 +18,30 @@ pub struct Head<'h, 'b> {
     pub version: u8,
     /// The status code.
     pub status: u16,
-    /// The reason phrase, as it came.
+    /// The reason phrase, as received.
     pub reason: &'b str,
-    /// Its content; [`Body::Length`] of 0 when there is none.
+    /// Its content; [`Body::Length`] of 0 if there is none.
     pub body: Body,
-    /// The length that it says content has, or would have (HEAD).
+    /// The stated length that content has, or would have (HEAD).
     pub length: Option<u64>,
     /// All fields.
     pub fields: Fields<'h, 'b>,
 }
 
-/// What has been made of bytes.
+/// The result of parsing bytes.
 #[derive(Debug)]
 pub enum Parsed<'h, 'b> {
-    /// More are needed.
+    /// More bytes are needed.
     Partial,
     /// A head, and its length in bytes.
     Complete(Head<'h, 'b>, usize),
-    /// No HTTP, ambiguous, or too long.
+    /// Not HTTP, ambiguous, or too long.
     Bad,
 }
 
-/// Reads a head of up to `limit` bytes from the start of `bytes`, the answer to
-/// a HEAD if `to_head`. `scanned` says how many of them were looked at in vain
-/// before, and is brought up to date.
+/// Parses a head of up to `limit` bytes from the start of `bytes`, the answer to a HEAD
+/// if `to_head`. `scanned` is the number of bytes examined in vain before, and is
+/// updated.
 pub fn parse<'h, 'b>(
     bytes: &'b [u8],
     scanned: &mut usize,
@@ -49,7 +49,7 @@ pub fn parse<'h, 'b>(
     limit: usize,
     to_head: bool,
 ) -> Parsed<'h, 'b> {
-    // Empty lines before it are for servers to ignore (§2.2), not for clients.
+    // Servers ignore empty lines before it (§2.2); clients do not.
     if matches!(bytes.first(), Some(b'\r' | b'\n')) {
         return Parsed::Bad;
     }
@@ -74,7 +74,7 @@ pub fn parse<'h, 'b>(
                 None => Parsed::Bad,
             }
         }
-        // The end was seen, so that more bytes will not help.
+        // The end was seen, so more bytes will not help.
         _ => Parsed::Bad,
     }
 }
@@ -94,7 +94,7 @@ fn head<'h, 'b>(
         let is = |name: &str| field.name.eq_ignore_ascii_case(name);
         match field.name.len() {
             14 if is("Content-Length") => {
-                // One number, or the same again and again (RFC 9112 §6.3).
+                // One number, or the same one repeated (RFC 9112 §6.3).
                 for value in field.value.split(|&byte| byte == b',') {
                     let value = decimal(value.trim_ascii())?;
                     if length.is_some_and(|length| length != value) {
@@ -114,14 +114,14 @@ fn head<'h, 'b>(
     let body = match (coded, length) {
         _ if none => Body::Length(0),
         (None, Some(length)) => Body::Length(length),
-        // HTTP/1.0 has no codings (§6.1): whatever this is, its end is unclear.
+        // HTTP/1.0 has no codings (§6.1): the end of this is unclear.
         (Some(_), _) if version == 0 => return None,
         // Both: the coding counts.
         (Some(true), _) => {
             length = None;
             Body::chunked()
         }
-        // A coding that nobody asked for: it cannot be undone here.
+        // An unrequested coding: it cannot be undone here.
         (Some(false), _) => return None,
         (None, None) => Body::Close,
     };

@@ -18,15 +18,15 @@ use crate::stream::{Event, StreamHost};
 
 /// How often the two sides of a connection run before the others run.
 const ROUNDS: usize = 8;
-/// Time between two looks for answers of the resolver.
+/// Interval between two checks for answers of the resolver.
 const RESOLVING: Duration = Duration::from_millis(5);
 
-/// Runs the proxy at `address` until `stop` is set, then finishes the answers
-/// at hand. Counts as the first service of `counters`. `ready` is called once it
-/// listens, with the address.
+/// Runs the proxy at `address` until `stop` is set, then finishes the current answers.
+/// Counts as the first service of `counters`. Calls `ready` once it listens, with the
+/// address.
 ///
 /// # Errors
-/// What listening or waiting reports.
+/// The error of listening or waiting.
 pub fn serve<H: StreamHost>(
     host: &H,
     address: IpAddr,

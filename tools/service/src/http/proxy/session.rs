@@ -1,6 +1,5 @@
-//! A client's connection and the exchange with an origin that it waits for:
-//! bytes and a time go in on both sides, bytes come out. No sockets, clocks or
-//! threads.
+//! A client's connection and its current exchange with an origin: bytes and times go in
+//! on both sides, bytes come out. No sockets, clocks or threads.
 
 use std::cell::Cell;
 use std::io::Write;
@@ -21,62 +20,61 @@ use super::body::Body;
 use super::request::{end_to_end, put};
 use super::response::{self, FIELDS_MAX, Parsed};
 
-/// With so many bytes of an answer on the way to the client no more are taken
-/// from the origin.
+/// Unsent bytes of an answer at which no more are read from the origin.
 const ANSWER_FULL: usize = 64 * 1024;
 
-/// What went wrong with an origin.
+/// The failure of an origin.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Failure {
-    /// It cannot be reached, or has broken the connection: 502.
+    /// It cannot be reached, or has closed the connection early: 502.
     Broken,
     /// It has not answered in time: 504.
     Timeout,
     /// This proxy has no room for a further connection: 503.
     Full,
-    /// This proxy does not go there: 403.
+    /// This proxy does not connect there: 403.
     Denied,
 }
 
-/// Whom to ask.
+/// The origin of a request.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Origin {
-    /// Somebody at this address.
+    /// A host at this address.
     Address(SocketAddr),
     /// A host of this name, at this port.
     Name(Box<str>, u16),
 }
 
-/// What was done for clients on the origins' side since it was last counted.
+/// The use of origins since it was last counted.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Uses {
     /// Origins that could not be reached or gave no valid answer: 502, 504, 503.
     pub upstream_errors: u64,
-    /// Bytes that came from origins.
+    /// Bytes received from origins.
     pub upstream_bytes: u64,
 }
 
-/// What answers the clients of a proxy: its rules, and what it has done.
+/// The source of a proxy's answers: its rules, and its counts.
 #[derive(Debug)]
 pub struct Forward {
-    /// What it is to do.
+    /// Its configuration.
     pub spec: Spec,
-    /// What was done on the origins' side since it was last counted.
+    /// The use of origins since it was last counted.
     pub uses: Uses,
-    /// Bytes of requests' content that are buffered.
+    /// Buffered bytes of requests' content.
     pub(super) buffered: Rc<Cell<usize>>,
     /// Its name in Via.
     pub(super) pseudonym: String,
-    /// The exchange that the request at hand has begun.
+    /// The exchange that the current request has begun.
     begun: Option<Box<Exchange>>,
 }
 
-/// What all connections of a proxy share.
+/// The state shared by all connections of a proxy.
 pub type Shared = Site<Forward>;
 
 impl Shared {
-    /// A proxy. `number`, best random, tells it apart from other proxies that
-    /// requests pass.
+    /// Creates a proxy. `number`, ideally random, distinguishes it from other proxies
+    /// that requests pass.
     pub fn forwarding(spec: Spec, clock: Clock, number: u64) -> Self {
         let (limits, work) = (spec.limits, spec.work);
         let forward = Forward {
@@ -107,22 +105,22 @@ impl Answers for Forward {
     }
 }
 
-/// How far an exchange has come.
+/// The progress of an exchange.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Phase {
-    /// The client's content is coming.
+    /// The client's content is arriving.
     Collecting(Body),
     /// A connection to the origin is needed.
     Wanted,
-    /// It is being made.
+    /// It is being established.
     Connecting,
-    /// The head of the answer has not come.
+    /// The head of the answer has not arrived.
     Head,
-    /// The content of the answer is coming.
+    /// The content of the answer is arriving.
     Content(Body),
 }
 
-/// One exchange's part of the memory for buffered content.
+/// One exchange's share of the memory for buffered content.
 #[derive(Debug)]
 struct Buffered {
     all: Rc<Cell<usize>>,
@@ -135,42 +133,41 @@ impl Drop for Buffered {
     }
 }
 
-/// One request that an origin is asked for, and its answer.
+/// One request to an origin, and its answer.
 #[derive(Debug)]
 pub(super) struct Exchange {
     origin: Origin,
     phase: Phase,
     /// The head of the request, without its end while content is collected.
     request: Vec<u8>,
-    /// Its content, and how much of both has left.
+    /// Its content, and how much of both has been sent.
     content: Vec<u8>,
     sent: usize,
     buffered: Buffered,
-    /// How the client sends it.
+    /// The pace at which the client sends it.
     pace: Pace,
-    /// What has come of the answer's head, and how much of that has no end.
+    /// The received part of the answer's head, and how much of it has no end.
     input: Vec<u8>,
     scanned: usize,
-    /// The answer's content goes on in chunks.
+    /// The answer's content is forwarded in chunks.
     chunks: bool,
-    /// The minor version of HTTP that the client speaks, and whether it wants
-    /// no content.
+    /// The client's minor version of HTTP, and whether it wants no content.
     version: u8,
     to_head: bool,
     /// The client's connection ends with this answer.
     last: bool,
-    /// When the request was ready, and then when a byte last moved.
+    /// When the request was ready, and then the time of the last byte sent or received.
     moved: Duration,
     /// Method and target, for the access log.
     asked: Option<(Box<str>, Box<str>)>,
-    /// The status and the length of the content that went to the client.
+    /// The status, and the length of the content sent to the client.
     status: u16,
     length: u64,
 }
 
 impl Exchange {
-    /// A request with `content` to come, whose head is `request` but for what
-    /// says how long that is.
+    /// Creates a request with `content` still to arrive; `request` is its head, without
+    /// the fields that state the content's length.
     pub(super) fn new(
         shared: &Shared,
         head: &Head<'_, '_>,
@@ -211,7 +208,7 @@ impl Exchange {
         exchange
     }
 
-    /// All of the request is here.
+    /// Records that the whole request is here.
     fn ready(&mut self, says_length: bool, now: Duration) {
         if says_length {
             // Writing to a vector cannot fail.
@@ -222,7 +219,7 @@ impl Exchange {
         self.moved = now;
     }
 
-    /// Takes content from the client; returns how many bytes belong to it.
+    /// Accepts content from the client; returns how many bytes belong to it.
     fn collect(&mut self, bytes: &[u8], shared: &Shared) -> Result<usize, Status> {
         let Phase::Collecting(body) = &mut self.phase else {
             return Ok(0);
@@ -260,7 +257,7 @@ impl Exchange {
         (self.version, self.to_head, last)
     }
 
-    /// When something must have happened.
+    /// Returns the deadline for the next progress.
     fn deadline(&self, shared: &Shared) -> Duration {
         let upstream = &shared.store.spec.upstream;
         match self.phase {
@@ -271,8 +268,8 @@ impl Exchange {
     }
 }
 
-/// Whom an answer of the proxy's own is for: the minor version of HTTP, whether
-/// no content is wanted, and whether the connection ends with it.
+/// The recipient of an answer of the proxy itself: the minor version of HTTP, whether no
+/// content is wanted, and whether the connection ends with it.
 pub(super) type Recipient = (u8, bool, Last);
 
 /// A client's connection.
@@ -325,7 +322,7 @@ impl ClientConnection for Session {
     fn deadline(&self, shared: &Shared) -> Duration {
         let own = self.connection.deadline(&shared.limits);
         match &self.exchange {
-            // While the client is the slow one its own deadline counts.
+            // While the client is the slow one, its own deadline counts.
             Some(exchange) if self.connection.unsent() < ANSWER_FULL => {
                 own.min(exchange.deadline(shared))
             }
@@ -368,7 +365,7 @@ impl Session {
         }
     }
 
-    /// Drops a request that will not be complete: nobody waits for its answer.
+    /// Drops a request that will stay incomplete: no client waits for its answer.
     fn drop_incomplete(&mut self) -> bool {
         let collects =
             |exchange: &mut Box<Exchange>| matches!(exchange.phase, Phase::Collecting(_));
@@ -381,20 +378,20 @@ impl Session {
 
     // ---- The origin's side --------------------------------------------------
 
-    /// The origin to which a connection is needed.
+    /// Returns the origin to which a connection is needed.
     pub fn wants_upstream(&self) -> Option<&Origin> {
         let exchange = self.exchange.as_ref()?;
         (exchange.phase == Phase::Wanted).then_some(&exchange.origin)
     }
 
-    /// A connection is being made.
+    /// Records that a connection is being established.
     pub fn connecting(&mut self) {
         if let Some(exchange) = &mut self.exchange {
             exchange.phase = Phase::Connecting;
         }
     }
 
-    /// The connection is established.
+    /// Records that the connection is established.
     pub fn connected(&mut self, now: Duration) {
         if let Some(exchange) = &mut self.exchange {
             exchange.phase = Phase::Head;
@@ -402,12 +399,12 @@ impl Session {
         }
     }
 
-    /// Whether the connection to the origin is no longer needed; says it once.
+    /// Returns whether the connection to the origin is no longer needed; true only once.
     pub fn take_finished(&mut self) -> bool {
         mem::take(&mut self.finished)
     }
 
-    /// What is to be sent to the origin next; true if more follows at once.
+    /// Returns the next output to the origin; true if more follows at once.
     pub fn upstream_output(&self) -> (&[u8], bool) {
         let Some(exchange) = &self.exchange else {
             return (&[], false);
@@ -425,7 +422,7 @@ impl Session {
         }
     }
 
-    /// So many bytes of it have left.
+    /// Records that this many bytes of it have been sent.
     pub fn upstream_sent(&mut self, count: usize, shared: &Shared) {
         if let Some(exchange) = &mut self.exchange {
             exchange.moved = shared.clock.now();
@@ -433,12 +430,12 @@ impl Session {
         }
     }
 
-    /// Whether bytes are to be read from the origin.
+    /// Returns whether to read bytes from the origin.
     pub fn upstream_wants_input(&self) -> bool {
         self.exchange.is_some() && self.connection.unsent() < ANSWER_FULL
     }
 
-    /// Takes bytes from the origin.
+    /// Handles bytes from the origin.
     pub fn upstream_receive(&mut self, bytes: &[u8], shared: &mut Shared) {
         shared.store.uses.upstream_bytes += bytes.len() as u64;
         let Some(exchange) = &mut self.exchange else {
@@ -456,7 +453,7 @@ impl Session {
         }
     }
 
-    /// The origin sends nothing more.
+    /// Records that the origin sends nothing more.
     pub fn upstream_end(&mut self, shared: &mut Shared) {
         match self.exchange.as_ref().map(|exchange| exchange.phase) {
             Some(Phase::Content(Body::Close)) => self.complete(shared),
@@ -465,7 +462,7 @@ impl Session {
         }
     }
 
-    /// The connection to the origin failed.
+    /// Records that the connection to the origin failed.
     pub fn upstream_failed(&mut self, failure: Failure, shared: &mut Shared) {
         let status = match failure {
             Failure::Broken => Status::BAD_GATEWAY,
@@ -478,8 +475,8 @@ impl Session {
 
     // ---- The answer ---------------------------------------------------------
 
-    /// Reads heads from the origin, any number of interim ones and one more,
-    /// and what follows.
+    /// Parses heads from the origin, any number of interim ones and a final one, and the
+    /// content.
     fn heads(&mut self, mut bytes: &[u8], shared: &mut Shared) {
         while let Some(exchange) = &mut self.exchange {
             let mut room = [const { MaybeUninit::uninit() }; FIELDS_MAX];
@@ -490,14 +487,14 @@ impl Session {
                     exchange.input = bytes.to_vec();
                     return;
                 }
-                // Nobody has asked for another protocol.
+                // No client has requested another protocol.
                 Parsed::Complete(head, _) if head.status == 101 => {
                     self.fail(Status::BAD_GATEWAY, shared);
                 }
                 Parsed::Complete(head, length) if head.status < 200 => {
                     exchange.scanned = 0;
                     bytes = bytes.get(length..).unwrap_or_default();
-                    // RFC 9110 §15.2: they go on, but not to HTTP/1.0.
+                    // RFC 9110 §15.2: they are forwarded, but not to HTTP/1.0.
                     if exchange.version >= 1 {
                         let out = self.connection.out();
                         end_to_end(out, &head, &shared.store.pseudonym);
@@ -541,7 +538,7 @@ impl Session {
         self.connection.finish(version, last);
     }
 
-    /// Forwards content of an answer, perhaps none.
+    /// Forwards content of an answer, possibly none.
     fn content(&mut self, mut bytes: &[u8], shared: &mut Shared) {
         while let Some(exchange) = &mut self.exchange {
             let Phase::Content(body) = &mut exchange.phase else {
@@ -570,7 +567,7 @@ impl Session {
         }
     }
 
-    /// The answer is complete.
+    /// Records that the answer is complete.
     fn complete(&mut self, shared: &mut Shared) {
         if self
             .exchange
@@ -582,7 +579,7 @@ impl Session {
         self.finish(shared);
     }
 
-    /// The client has its answer, or all that there will be of it.
+    /// Records that the client has its answer, or all of it that there will be.
     fn finish(&mut self, shared: &mut Shared) {
         let Some(exchange) = self.exchange.take() else {
             return;
@@ -595,7 +592,7 @@ impl Session {
         self.connection.release(shared.clock.now());
     }
 
-    /// There will be no answer from the origin, or no more of it.
+    /// Fails the exchange: there will be no answer from the origin, or no more of it.
     fn fail(&mut self, status: Status, shared: &mut Shared) {
         let Some(exchange) = &mut self.exchange else {
             return;
@@ -605,7 +602,7 @@ impl Session {
             false => shared.counts.refused += 1,
         }
         if let Phase::Content(_) = exchange.phase {
-            // What has begun cannot become an error any more; the client sees
+            // An answer that has begun cannot become an error any more; the client sees
             // that it is incomplete.
             self.finish(shared);
             return self.connection.abort();

@@ -1,4 +1,4 @@
-//! Whom a request is for: the forms of RFC 9112 §3.2.
+//! The destination of a request: the forms of RFC 9112 §3.2.
 
 use std::net::Ipv6Addr;
 
@@ -7,13 +7,13 @@ use super::super::status::Status;
 /// A request's target.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Target<'a> {
-    /// Host and port as they came; empty where nobody named any.
+    /// Host and port as received; empty if not named.
     pub authority: &'a str,
     /// Path and query, or `*`.
     pub path: &'a str,
 }
 
-/// Reads the target of a request that is to go to the host it names.
+/// Parses the target of a request to the host that it names.
 ///
 /// # Errors
 /// 400 for a target without a host, or a malformed one; 501 for another scheme
@@ -28,22 +28,22 @@ pub fn absolute(target: &str, options: bool) -> Result<Target<'_>, Status> {
     let end = rest.find(['/', '?', '#']).unwrap_or(rest.len());
     let (authority, path) = rest.split_at(end);
     let path = match path {
-        // RFC 9112 §3.2.4: of OPTIONS for the server itself.
+        // RFC 9112 §3.2.4: OPTIONS for the server itself.
         "" if options => "*",
         "" => "/",
         path if path.starts_with('/') => path,
-        // A query without a path has a slash before it, which is not in the
-        // request: refused rather than copied.
+        // A query without a path needs a slash in front, which the request lacks:
+        // rejected rather than copied.
         _ => return Err(Status::BAD_REQUEST),
     };
     host_and_port(authority).ok_or(Status::BAD_REQUEST)?;
     Ok(Target { authority, path })
 }
 
-/// Reads the target of a request to this server, whose Host is `host`.
+/// Parses the target of a request to this server, whose Host is `host`.
 ///
 /// # Errors
-/// As [`absolute`].
+/// Those of [`absolute`].
 pub fn own<'a>(target: &'a str, host: &'a str, options: bool) -> Result<Target<'a>, Status> {
     if target.starts_with('/') || target == "*" && options {
         if !host.is_empty() && host_and_port(host).is_none() {
@@ -57,8 +57,8 @@ pub fn own<'a>(target: &'a str, host: &'a str, options: bool) -> Result<Target<'
     absolute(target, options)
 }
 
-/// The host and the port (80 if there is none) of an authority; `None` for a
-/// malformed one, or one with a user's name (RFC 9110 §4.2.4).
+/// Returns the host and the port (80 if there is none) of an authority; `None` for a
+/// malformed one, or one with a user name (RFC 9110 §4.2.4).
 pub fn host_and_port(authority: &str) -> Option<(&str, u16)> {
     let (host, port) = match authority.strip_prefix('[') {
         Some(rest) => {
@@ -78,7 +78,7 @@ pub fn host_and_port(authority: &str) -> Option<(&str, u16)> {
         }
     };
     let port = match port.strip_prefix(':') {
-        // An empty one is the usual one (RFC 3986 §3.2.3).
+        // An empty port is the default one (RFC 3986 §3.2.3).
         Some("") => 80,
         Some(digits) if digits.bytes().all(|byte| byte.is_ascii_digit()) => digits.parse().ok()?,
         Some(_) => return None,

@@ -1,6 +1,6 @@
-//! Fuzz targets of what a bridge reads: frames of the switch's, a program's bytes, a
-//! server's (`tidewall_fuzz` says how they are tried; `BOLERO_RANDOM_TEST_TIME_MS` for how
-//! long).
+//! Fuzz targets of everything that a bridge reads: the switch's frames, a program's
+//! bytes, a server's bytes. `tidewall_fuzz` describes how they run;
+//! `BOLERO_RANDOM_TEST_TIME_MS` sets for how long.
 
 use std::time::Duration;
 
@@ -17,8 +17,8 @@ use super::FRAME_MAX;
 
 /// Time for random inputs to one target in an ordinary test run.
 const TIME: Duration = Duration::from_millis(400);
-/// In the first byte of a client's or server's script: messages are of RESP. The rest of the
-/// byte says how many bytes come at once, less one.
+/// Flag in the first byte of a client's or server's script: messages are RESP. The rest
+/// of the byte is the number of bytes that arrive at once, less one.
 const RESP: u8 = 128;
 /// Requests that a server may answer.
 const REQUESTS: u32 = 4;
@@ -143,8 +143,8 @@ fn payload(header: Header, route: &[u8], bytes: &[u8]) -> Vec<u8> {
     payload.as_slice().to_vec()
 }
 
-/// A frame's payload at both sides: a header that is understood is made again of its parts, and
-/// what is behind it goes on as it is, if it follows what came: here nothing.
+/// Tests a frame's payload on both sides. Every header that parses is rebuilt from its
+/// fields. Its bytes pass unchanged if they follow what came before: here, nothing.
 fn frame(payload: &[u8]) {
     let parsed = Header::parse(payload);
     if let Some((header, bytes)) = parsed {
@@ -178,7 +178,7 @@ fn frame(payload: &[u8]) {
     }
 }
 
-/// What a script says: of which kind messages are, and bytes as they come.
+/// Returns the contents of a script: the kind of messages, and chunks as they arrive.
 fn script(bytes: &[u8]) -> Option<(Messages, std::slice::Chunks<'_, u8>)> {
     let (&first, bytes) = bytes.split_first()?;
     let messages = match first & RESP {
@@ -188,7 +188,7 @@ fn script(bytes: &[u8]) -> Option<(Messages, std::slice::Chunks<'_, u8>)> {
     Some((messages, bytes.chunks(1 + usize::from(first & !RESP))))
 }
 
-/// The frames in a queue that is emptied: header of each, and the bytes behind it.
+/// Empties a queue; returns the header of each frame, and the bytes behind it.
 fn sent(frames: &mut Queue) -> Vec<(Header, Vec<u8>)> {
     let length = frames.len();
     let sent = Frames::new(frames.as_slice()).map(|frame| {
@@ -202,7 +202,7 @@ fn sent(frames: &mut Queue) -> Vec<(Header, Vec<u8>)> {
     sent
 }
 
-/// A program's bytes. Each frame that comes of them is answered at once.
+/// Tests a program's bytes. Each resulting frame is answered at once.
 fn client(bytes: &[u8]) {
     let Some((messages, chunks)) = script(bytes) else {
         return;
@@ -236,7 +236,7 @@ fn client(bytes: &[u8]) {
             client.reply(&back, &mut program).expect("in its turn");
         }
         if messages == Messages::Length {
-            // Message by message as they were, up to the first that cannot go.
+            // Messages pass unchanged, up to the first that cannot.
             let (whole, bad) = whole(fed.as_slice());
             assert_eq!((reached.as_slice(), taken.is_err()), (whole, bad));
             assert_eq!(program.as_slice(), whole);
@@ -246,13 +246,13 @@ fn client(bytes: &[u8]) {
         }
     }
     if messages == Messages::Resp {
-        // Whatever was asked, what the program gets is values and nothing else.
+        // Whatever the requests, the program receives only RESP values.
         values(program.as_slice());
     }
 }
 
-/// The whole messages behind their lengths that are no longer than a frame takes, and whether
-/// one that no bridge takes is what ends them.
+/// Returns the whole messages, with their lengths, that fit into a frame, and whether
+/// they end at one that every bridge rejects.
 fn whole(bytes: &[u8]) -> (&[u8], bool) {
     let mut at = 0;
     while let Some((length, rest)) = bytes.get(at..).and_then(<[u8]>::split_first_chunk::<4>) {
@@ -279,7 +279,7 @@ fn values(mut bytes: &[u8]) {
     }
 }
 
-/// A server's bytes, to so many requests.
+/// Tests a server's bytes, in reply to this many requests.
 fn member(bytes: &[u8]) {
     let Some((messages, chunks)) = script(bytes) else {
         return;
@@ -297,7 +297,7 @@ fn member(bytes: &[u8]) {
         member.frame(&frame, &mut server).unwrap();
     }
     let [mut frames, mut fed, mut reached] = [(); 3].map(|()| Queue::default());
-    // The reply that is under way, and how many have ended.
+    // The current reply, and how many have ended.
     let (mut ended, mut offset) = (0, None);
     for chunk in chunks {
         fed.push(chunk);

@@ -76,7 +76,7 @@ fn the_link_s_state_and_program_are_read_from_ip() {
 fn drivers_are_asked_first_and_looked_up_second() {
     let native = |driver, features| native("x", driver, features, None);
     assert_eq!(native(Some("veth"), Some(0x23)).severity, Severity::Ok);
-    // A card gets generic XDP, what stands on another interface does not.
+    // A card gets generic XDP; a device stacked on another interface does not.
     assert_eq!(native(Some("e1000e"), Some(0)).severity, Severity::Warning);
     let refused = super::native("x", None, Some(0), Some("x stands on y".to_owned()));
     assert_eq!(refused.severity, Severity::Problem);

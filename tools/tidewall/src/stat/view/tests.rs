@@ -161,7 +161,7 @@ fn frames_that_miss_tidewall_s_way_are_a_warning_not_silence() {
         text.contains("\nwarning\n  62 frames of owned ports did not take Tidewall's way"),
         "{text}"
     );
-    // Beside losses, it comes last.
+    // Beside losses, it is listed last.
     now.queues[0].lost_in_ring = 1;
     let text = losses_text(&Pair::new(now, None));
     assert!(

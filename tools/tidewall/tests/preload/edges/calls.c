@@ -1,5 +1,5 @@
-// What calls of sockets return where programs seldom look: wrong arguments, no bytes, signals,
-// threads that are cancelled, ends.
+// The results of socket calls in rarely examined cases: wrong arguments, no bytes,
+// signals, cancelled threads, ends.
 
 // ---- Arguments -----------------------------------------------------------------
 
@@ -144,7 +144,7 @@ static void parted(void)
 	struct pollfd asks = { s, POLLIN, 0 };
 
 	signal(SIGPIPE, handler);
-	// Of another port nothing comes.
+	// Nothing arrives from another port.
 	SAY(connected(s, PEER, 9555));
 	SAY(connect(s, &none, sizeof none));
 	SAY(getpeername(s, (void *)&name, &length));
@@ -268,7 +268,7 @@ static void interrupted(void)
 	int s = socket(AF_INET, SOCK_STREAM, 0);
 	pthread_t self = pthread_self(), thread;
 
-	// The first has it begin again, the other not.
+	// The first restarts it, the other does not.
 	handles(SIGALRM, handler, SA_RESTART);
 	handles(SIGUSR1, other, 0);
 	pthread_create(&thread, NULL, interrupts, &self);
@@ -366,7 +366,7 @@ static void *kills(void *whom)
 	return NULL;
 }
 
-// What the peer sends comes later than the signal.
+// The peer's data arrive after the signal.
 static void receives(void *(*disturbs)(void *))
 {
 	int s = accepted("say later");
@@ -534,7 +534,7 @@ static void cancelled(void)
 	cancels("accept", accepts, listener);
 	cancels("connect", connects, socket(AF_INET, SOCK_STREAM, 0));
 	cancels("insists", insists, accepted("say later"));
-	// The stack goes on.
+	// The stack continues.
 	s = accepted("say x");
 	SAY(recv(s, buffer, 9, 0));
 }

@@ -1,6 +1,6 @@
-// What the programs of edges.rs share: each group of calls is a program of its own, which prints
-// what its calls return. The peer is edges.rs's: it reads one line per connection, which says what
-// to do with it.
+// Common parts of the programs of edges.rs: each group of calls is a separate program,
+// which prints what its calls return. The peer belongs to edges.rs: it reads one line per
+// connection, which states what to do with it.
 #define _GNU_SOURCE
 #include <arpa/inet.h>
 #include <errno.h>
@@ -25,7 +25,7 @@
 #include <sys/time.h>
 #include <sys/uio.h>
 #include <unistd.h>
-// Wrong arguments are what it is about, and no program uses all of this.
+// Wrong arguments are the subject, and no program uses all of this.
 #pragma GCC diagnostic ignored "-Wunused-function"
 #pragma GCC diagnostic ignored "-Wunused-variable"
 #pragma GCC diagnostic ignored "-Wstringop-overflow"
@@ -34,7 +34,7 @@
 
 #define PEER "10.99.0.1"
 #define HERE "10.99.0.2"
-// Nobody answers.
+// There is no host at this address.
 #define NOBODY "10.99.0.50"
 
 enum { PORT = 7000, CONTROL = 9000, DATAGRAMS = 9001, PAUSE = 300000 };
@@ -64,7 +64,7 @@ static int connected(int fd, const char *address, int port)
 	return connect(fd, (void *)&it, sizeof it);
 }
 
-// A connection to the peer, which does with it as it is asked.
+// A connection to the peer, which treats it as requested.
 static int asked(const char *format, ...)
 {
 	char line[100];
@@ -90,7 +90,7 @@ static int accepted(const char *request)
 		setsockopt(listener, SOL_SOCKET, SO_REUSEADDR, &on, sizeof on);
 		if (bind(listener, (void *)&here, sizeof here) || listen(listener, 50))
 			exit(8);
-		// It is attended to before the peer connects.
+		// The program calls accept before the peer connects.
 		fcntl(listener, F_SETFL, O_NONBLOCK);
 		accept(listener, NULL, NULL);
 		fcntl(listener, F_SETFL, 0);
@@ -108,7 +108,7 @@ static int datagrams(int port)
 
 	if (bind(fd, (void *)&here, sizeof here))
 		exit(7);
-	// It is attended to.
+	// The program calls recv before the peer sends.
 	recv(fd, buffer, 1, 0);
 	return fd;
 }
@@ -144,7 +144,7 @@ struct group { const char *name; void (*run)(void); };
 
 #define GROUP(name) { #name, name }
 
-// Runs the group that is named; prints the names without one.
+// Runs the named group; prints the names without one.
 static int run(const struct group *groups, unsigned length, int count, char **words)
 {
 	setvbuf(stdout, NULL, _IOLBF, 0);

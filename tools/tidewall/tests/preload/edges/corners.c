@@ -1,9 +1,9 @@
-// Corners that few programs reach, and that some do: registrations that outlive their socket,
-// entries that are there twice, masks, families, flags, contexts of handlers, small stacks.
+// Corners that few programs reach: registrations that outlive their socket, duplicate
+// entries, masks, families, flags, contexts of handlers, small stacks.
 #include <dlfcn.h>
 #include <ucontext.h>
 
-// The C library's own function, which a program finds by a handle of its own.
+// The C library's own function, found through a separate handle.
 static void *own(const char *name)
 {
 	return dlsym(dlopen("libc.so.6", RTLD_NOW), name);
@@ -11,7 +11,7 @@ static void *own(const char *name)
 
 // ---- Registrations -------------------------------------------------------------
 
-// The number's next socket is in the set by its own registration alone.
+// The descriptor's next socket is in the set only by its own registration.
 static void next(int set, int number)
 {
 	struct epoll_event event = { .events = EPOLLIN, .data.u64 = 2 };
@@ -203,7 +203,7 @@ static int asks(int fd, int level, int name)
 	return getsockopt(fd, level, name, &value, &length) ? -errno : value;
 }
 
-// Options that have one name to set and another to read.
+// Options with one name to set and another to read.
 static void forced(void)
 {
 	int bytes = 50000, s = socket(AF_INET, SOCK_STREAM, 0), usual;
@@ -250,7 +250,7 @@ static void stamps(void)
 	write(s, "a", 1);
 	stamped(s);
 	SAY(setsockopt(s, SOL_SOCKET, SO_TIMESTAMP, &on, sizeof on));
-	// The kernel begins to note times a little later.
+	// The kernel begins to record times a little later.
 	usleep(PAUSE);
 	write(s, "abcd", 4);
 	usleep(PAUSE);
@@ -320,7 +320,7 @@ static void deferred(void)
 static int conversation = -1;
 static pthread_barrier_t both;
 
-// Waits before and after the program closes what it does not know.
+// Waits before and after the program closes descriptors that it does not know.
 static void *waits_twice(void *asks)
 {
 	struct pollfd *list = asks;
@@ -401,7 +401,7 @@ static void closed(void)
 	SAY((file = openat(AT_FDCWD, "/etc/passwd", O_RDONLY)) == s);
 	SAY(read(file, buffer, 4));
 	close(file);
-	// The peer hears of the end.
+	// The peer learns of the end.
 	s = asked("keep");
 	dprintf(s, "by a stream");
 	dup2(s, 0);
@@ -456,7 +456,7 @@ static void *kills(void *whom)
 	return NULL;
 }
 
-// What the peer sends comes later than the signal.
+// The peer's data arrive after the signal.
 static void receives(void)
 {
 	int s = accepted("say later");
@@ -568,7 +568,7 @@ static void looks(int number, siginfo_t *about, void *place)
 	is_code = dladdr((void *)code, &where) != 0;
 	is_stack = stack > (uintptr_t)&here && stack - (uintptr_t)&here < 1 << 20;
 	was_blocked = sigismember(&context->uc_sigmask, SIGUSR1);
-	// What it says here counts once the handler has returned.
+	// Its changes here take effect once the handler has returned.
 	sigaddset(&context->uc_sigmask, SIGUSR2);
 }
 
@@ -585,8 +585,8 @@ static void contexts(void)
 	SAY(sigismember(&mask, SIGUSR2));
 }
 
-// The kernel's own structure: a program that passes the C library by says where its handler
-// returns to.
+// The kernel's own structure: a program that bypasses the C library sets the return
+// address of its handler.
 struct kernel_action { void (*handler)(int); unsigned long flags; void (*restorer)(void);
 	unsigned long mask; };
 

@@ -1,5 +1,5 @@
-// Ends of processes at bad moments: by a handler that has interrupted the allocator, whose lock its
-// thread holds for ever.
+// Ends of processes at bad moments: by a handler that has interrupted the allocator,
+// whose lock its thread holds forever.
 #include <malloc.h>
 
 extern void *__libc_malloc(size_t), *__libc_calloc(size_t, size_t), *__libc_realloc(void *, size_t);
@@ -100,7 +100,7 @@ static void beside(void)
 	raise(SIGTERM);
 }
 
-// What the last ones have sent has come, and its end.
+// The data of the last ones have arrived, and their end.
 static void kept(void)
 {
 	int control = asked("kept");
@@ -109,7 +109,7 @@ static void kept(void)
 	printf("%s\n", buffer);
 }
 
-// A handler that calls exit(3) where nothing is held.
+// A handler that calls exit(3) while nothing is locked.
 static void orderly(int number)
 {
 	exit(0);

@@ -1,4 +1,4 @@
-//! AF_ATMSVC and AF_ATMPVC as a C program has them, in applications of a manager.
+//! AF_ATMSVC and AF_ATMPVC through the C interface, in applications of a manager.
 
 use libc::{AF_ATMPVC, AF_ATMSVC, SOCK_DGRAM, SOCK_NONBLOCK, SOL_ATM};
 use tidewall::readiness::Events;
@@ -9,7 +9,7 @@ use tidewall_posix::{
 use crate::ends::*;
 use crate::support::*;
 
-/// A process of a user's.
+/// Opens a process of a user.
 fn process(user: u32) -> Posix {
     Posix::new(&stack_of(user), PosixConfig::default())
 }
@@ -64,7 +64,7 @@ fn sockets_of_c_call_through_one_manager() {
     server.bind_service(listener, service).unwrap();
     server.listen(listener, 5).unwrap();
     assert_eq!(fails(server.accept4(listener, 0)), libc::EAGAIN);
-    // The number is taken, whoever asks.
+    // The number is taken, whichever process asks.
     for process in [&server, &client] {
         let again = socket(process, AF_ATMSVC, 0);
         process.bind_service(again, service).unwrap();
@@ -123,7 +123,7 @@ fn sockets_of_c_call_over_a_link() {
     assert!(PvcAddress::from_bytes(&circuit).is_ok_and(|it| it.vci >= 32));
     assert_eq!(client.service_address(caller, true), Ok(service));
     client.close(caller).unwrap();
-    // A failed call leaves a socket that may call again (Linux's svc_connect).
+    // After a failed call, a socket may call again (Linux's svc_connect).
     let caller = socket(&client, AF_ATMSVC, 0);
     let connect = |to| client.connect_service(caller, to);
     assert_eq!(fails(connect(address(THERE, 1))), libc::ECONNREFUSED);
@@ -176,7 +176,7 @@ fn sockets_of_c_know_where_there_is_no_way() {
     drop(client);
     wait_until("it has left", || End::Here.counters().applications == 0);
     drop(daemon);
-    // A manager of no circuits.
+    // A manager without circuits.
     let _daemon = start();
     let client = process(TRUSTED);
     let caller = socket(&client, AF_ATMSVC, 0);

@@ -1,4 +1,4 @@
-//! Calls and circuits as they should be, and what is left when somebody is killed.
+//! Calls and circuits in normal operation, and the leftovers of killed processes.
 
 use std::io::{BufRead, BufReader};
 use std::process::{Command, Stdio};
@@ -68,7 +68,7 @@ fn call_each_other(daemon: Daemon, what: &str) {
     drop(socket);
     wait_until("nothing is left", || End::Here.is_idle());
     drop(stack);
-    // It ends, with all of its threads.
+    // The daemon ends, with all of its threads.
     let mut daemon = daemon;
     rustix::process::kill_process(
         rustix::process::Pid::from_child(&daemon.0),
@@ -93,7 +93,7 @@ fn applications_call_each_other_over_a_link() {
     echo(&socket, b"before").unwrap();
     server.kill();
     assert_eq!(ending(&socket), Some(Errno::CONNRESET));
-    // The other way round.
+    // In the other direction.
     drop((socket, stack));
     let mut server = End::Here.serve(4712);
     let mut caller = End::There.call(4711);
@@ -105,7 +105,7 @@ fn applications_call_each_other_over_a_link() {
     server.kill();
 }
 
-/// Calls, again and again, each way in turn, as long as it lives.
+/// Calls repeatedly, in each direction in turn, until it is killed.
 #[test]
 #[ignore = "started by the tests"]
 fn calls_until_it_is_killed() {
@@ -121,7 +121,7 @@ fn calls_until_it_is_killed() {
         let of = if round % 2 == 0 { HERE } else { THERE };
         let (to, options) = (number(of, SELECTOR).into(), Default::default());
         client.atm_call(round, &to, None, &options).unwrap();
-        // Until it is connected, or refused; released at once each third time.
+        // Until it is connected, or rejected; every third call is released at once.
         let is_over = |bytes: &[u8]| match Answer::parse(bytes).unwrap().1 {
             Answer::AtmConnected(of) => of.call == round,
             Answer::AtmEnded(of) => of.call == round,
@@ -181,7 +181,7 @@ fn callers_killed_at_any_point_leave_nothing() {
             "{} KiB more than after the first ten",
             kib_after as i64 - kib as i64
         );
-        // What lies ready for applications comes and goes.
+        // The tables in stock for applications vary.
         assert!(
             after < descriptors + 8,
             "{after} descriptors, {descriptors} before"
@@ -197,7 +197,7 @@ fn calls_outlive_their_manager() {
     let _server = End::There.serve(4711);
     let stack = stack_of(TRUSTED);
     let to = number(THERE, SELECTOR);
-    // Whoever asks a manager that was started anew is who presents the application.
+    // Any user's request to a restarted manager presents the application.
     let of_user = || as_user(TRUSTED, || call(&stack, to));
     let socket = of_user();
     echo(&socket, b"before").unwrap();

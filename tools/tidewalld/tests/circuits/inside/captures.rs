@@ -1,4 +1,4 @@
-//! Two managers' signalling as tshark reads it.
+//! Two managers' signalling as decoded by tshark.
 
 use rustix::io::Errno;
 use tidewall::AtmSocket;
@@ -13,8 +13,9 @@ use crate::judge::judged;
 use crate::relay::{Relay, message_of};
 use crate::support::*;
 
-/// The PDU, or a CONNECT with one element more: tshark 4.0 looks at the byte behind the AAL
-/// parameters (`judge`), and where they end the message finds it malformed.
+/// Returns the PDU, with one more element if it is a CONNECT. tshark 4.0 examines the
+/// byte behind the AAL parameters (`judge`), and reports a message that ends with them as
+/// malformed.
 fn readable(pdu: Vec<u8>) -> Vec<u8> {
     if message_of(&pdu) != Some(MessageType::Connect) {
         return pdu;
@@ -68,7 +69,7 @@ fn tshark_reads_what_managers_say() {
     drop(there.take());
     there = Some(End::There.daemon());
     wait_until("the call is presented", || End::There.counters().calls == 1);
-    // The link comes up anew with it.
+    // The link is re-established with it.
     drop(call(&near, to));
     echo(&socket, b"with the next one").unwrap();
     let mut heard = Vec::new();

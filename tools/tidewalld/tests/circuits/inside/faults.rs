@@ -1,4 +1,5 @@
-//! Calls whose signalling is interrupted, crosses, is lost, is late, or whose managers die.
+//! Calls whose signalling is interrupted, crosses, is lost or late, or whose managers
+//! die.
 
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use std::time::{Duration, Instant};
@@ -36,7 +37,7 @@ fn a_signal_ends_waiting() {
     handle_signals();
     let _daemons = [End::Here.daemon(), End::There.daemon()];
     let near = stack_of(4712);
-    // Over the link, and through one manager.
+    // Over the link, and through a single manager.
     for end in [End::There, End::Here] {
         let server = end.serve(4711);
         let to = number(end.number(), SELECTOR);
@@ -48,7 +49,7 @@ fn a_signal_ends_waiting() {
         let waited = interrupted(|| AtmSocket::connect(&near, to), called);
         assert_eq!(errno(waited), Some(Errno::INTR));
         nothing_is_left();
-        // Who only waits again has the call still.
+        // A process that only waits again still has the call.
         let socket = begin_call(&near, end);
         let waited = interrupted(|| socket.finish_connect(None), called);
         assert_eq!(errno(waited), Some(Errno::INTR));
@@ -77,14 +78,14 @@ fn closes_cross() {
     drop(call(&near, to));
     wait_until("nothing is left", is_idle);
     relay.heard();
-    // What has the other end close comes before the release does.
+    // The event that makes the other end close arrives before the release.
     relay.set(Way {
         late: [Duration::from_millis(20); 2],
         ..Way::default()
     });
     for _ in 0..CROSSINGS {
         let socket = AtmSocket::connect(&near, to).unwrap();
-        // What is sent back says that the call is acknowledged.
+        // An echo proves that the call is acknowledged.
         echo(&socket, b"a payload").unwrap();
         socket.send(CLOSE).unwrap();
     }
@@ -175,7 +176,8 @@ fn signalling_is_lost_and_late() {
         [End::Here, End::There].map(|end| end.counters().calls) == [1, 1]
     });
     echo(&first, b"as ever").unwrap();
-    // Longer than a link is without word (7 s), shorter than calls outlive it (T309, 10 s more).
+    // Longer than a link may be silent (7 s), shorter than calls outlive it (T309, 10 s
+    // more).
     relay.set(Way {
         lost: 1000,
         ..Way::default()
@@ -216,7 +218,7 @@ fn managers_die_amid_calls() {
     let to = number(THERE, SELECTOR);
     let over = AtomicBool::new(false);
     let [made, failed] = [const { AtomicU32::new(0) }; 2];
-    // Whoever asks a manager that was started anew is who presents the application.
+    // Any user's request to a restarted manager presents the application.
     as_user_beside(
         || {
             let near = stack(End::Here);
@@ -244,10 +246,10 @@ fn managers_die_amid_calls() {
                                 std::thread::sleep(Duration::from_millis(5));
                                 continue;
                             };
-                            // Nobody else's circuit.
+                            // No circuit of another application.
                             let circuit = socket.circuit();
                             assert!(living.iter().all(|it| it.circuit() != circuit));
-                            // Its manager may have died before the other end learnt of it.
+                            // Its manager may have died before the other end noticed.
                             let text = format!("{caller} {round}");
                             match echo(&socket, text.as_bytes()) {
                                 Ok(()) => made.fetch_add(1, Ordering::Relaxed),
@@ -278,8 +280,8 @@ fn managers_die_amid_calls() {
     println!("{made:?} calls, {failed:?} failed");
 }
 
-/// Runs the first as a user, beside the second; then the third, before what the first has
-/// returned is dropped.
+/// Runs the first as a user, beside the second; then the third, before the first's result
+/// is dropped.
 fn as_user_beside<T: Send>(
     body: impl FnOnce() -> T + Send,
     beside: impl FnOnce(),

@@ -1,4 +1,4 @@
-//! Peers and networks that mean well: any order, duplicates, time, congestion marks.
+//! Well-behaved peers and networks: any order, duplicates, time, congestion marks.
 
 use super::*;
 
@@ -58,7 +58,7 @@ fn two_fragments_over_ipv6_make_a_datagram_without_the_fragment_header() {
         .insert(START, &first, Some(42))
         .unwrap()
         .unwrap();
-    // A later fragment's tag says nothing, wherever it stands in the order.
+    // A later fragment's tag is ignored, whatever its position.
     assert_eq!(whole.tag, Some(42));
     let packet = ipv6::Packet::new(&whole.bytes).unwrap();
     assert_eq!(usize::from(packet.payload_length()) + 40, whole.bytes.len());
@@ -178,7 +178,7 @@ fn time_ends_a_datagram_after_30_or_60_seconds() {
     assert_eq!(reassembler.expire(START + 30 * SECOND), 0);
     assert_eq!(reassembler.expire(START + 31 * SECOND), 1);
     assert_eq!(reassembler.next_expiry(), Some(START + 60 * SECOND));
-    // A last fragment that comes too late begins anew, by itself.
+    // A last fragment that arrives too late starts a new datagram.
     let last = Send {
         at: 16,
         more: false,

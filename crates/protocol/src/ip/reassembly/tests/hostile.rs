@@ -5,8 +5,8 @@ use super::*;
 #[test]
 fn an_overlap_condemns_its_datagram_until_its_time_is_up() {
     let overlaps = [
-        // Teardrop: inside what is there; RFC 3128: over its end; same place with
-        // other content; around it.
+        // Teardrop: inside an existing fragment; RFC 3128: over its end; the same place
+        // with other content; around it.
         Send {
             at: 8,
             payload: b"........",
@@ -210,7 +210,7 @@ fn a_first_fragment_must_hold_the_transport_header() {
         refused(&mut reassembler, &first),
         DropReason::FragmentHeaders
     );
-    // Here even they are cut.
+    // With the flag even such fragments are cut.
     first[49] = 1;
     assert_eq!(refused(&mut reassembler, &first), DropReason::Truncated);
     assert!(is_empty(&reassembler));
@@ -246,7 +246,8 @@ fn the_longest_datagram_passes_and_one_byte_more_does_not() {
         let whole = completes(&mut reassembler, &last(limit));
         assert_eq!(payload_of(&whole), &payload[..limit]);
     }
-    // Without options in the last fragment it seems to fit; with the first's it does not.
+    // Without options in the last fragment the datagram seems to fit; with the first's
+    // options it does not.
     let payload = vec![0; 65_515];
     let mut reassembler = Reassembler::default();
     held(
@@ -338,7 +339,7 @@ fn a_bomb_of_first_fragments_stays_within_limits_and_the_newest_survive() {
 
 #[test]
 fn the_datagram_being_added_to_is_not_what_gives_way() {
-    // Room for two datagrams of one small fragment and one large each.
+    // Space for two datagrams with one small and one large fragment each.
     let bytes = 2 * (DATAGRAM_COST + 2 * FRAGMENT_COST + 2000);
     let mut reassembler = Reassembler::new(Limits {
         bytes,
@@ -346,7 +347,7 @@ fn the_datagram_being_added_to_is_not_what_gives_way() {
     });
     held(&mut reassembler, &SEND.v4());
     held(&mut reassembler, &Send { id: 8, ..SEND }.v4());
-    // The older grows beyond what is free: the younger goes.
+    // The older datagram grows beyond the free space: the younger is evicted.
     held(
         &mut reassembler,
         &Send {
@@ -360,7 +361,8 @@ fn the_datagram_being_added_to_is_not_what_gives_way() {
         (reassembler.datagrams(), reassembler.counters().evicted),
         (1, 1)
     );
-    // And beyond all there is: then it cannot be completed, and goes itself.
+    // The datagram grows beyond all space: it can never be completed, and is dropped
+    // itself.
     let more = Send {
         at: 4416,
         payload: &[1; 4400],

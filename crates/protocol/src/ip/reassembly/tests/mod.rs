@@ -12,7 +12,7 @@ use tidewall_wire::{Protocol, ipv4, ipv6};
 const SECOND: Duration = Duration::from_secs(1);
 const START: Duration = Duration::from_secs(1000);
 
-/// What a test says about a fragment; the rest is the same for all.
+/// The fields of a fragment that differ between tests; the rest is the same for all.
 #[derive(Clone, Copy)]
 struct Send<'a> {
     id: u32,

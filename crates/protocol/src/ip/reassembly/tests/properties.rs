@@ -1,4 +1,4 @@
-//! What holds for every way of cutting and ordering.
+//! Properties that hold for every way of cutting and ordering.
 
 use super::*;
 use proptest::prelude::*;
@@ -42,7 +42,7 @@ proptest! {
             match reassembler.insert(START, &fragment(send), tag) {
                 Ok(Some(found)) => {
                     whole = Some(found);
-                    // What still comes are duplicates of a finished datagram.
+                    // Later fragments are duplicates of a finished datagram.
                     break;
                 }
                 Ok(None) | Err(DropReason::FragmentDuplicate) => {}
@@ -64,8 +64,8 @@ proptest! {
         at in any::<prop::sample::Index>(),
         (v6, reversed) in any::<(bool, bool)>(),
     ) {
-        // One piece is also sent eight bytes longer or, if it is the last,
-        // starting eight bytes sooner: before the datagram could be complete.
+        // One piece is also sent eight bytes longer or, if it is the last, starting eight
+        // bytes earlier. It is sent before the datagram could be complete.
         let fragment = FAMILIES[usize::from(v6)];
         pieces.sort_unstable();
         pieces.dedup();
@@ -76,7 +76,7 @@ proptest! {
         } else {
             (chosen + 1, (start, (end + 8).min(payload.len())))
         };
-        // All of it would be no fragment.
+        // The whole payload would not be a fragment.
         prop_assume!(wide != (0, payload.len()));
         pieces.insert(place, wide);
         if reversed {

@@ -3,9 +3,8 @@ use super::*;
 const GROW: Verdict = Verdict::Grow(1);
 const SLOWLY: Verdict = Verdict::Grow(CONSERVATIVE_DIVISOR);
 
-/// A round of ten acknowledgments with the same round trip, and what the
-/// last of them says, or the one that says to leave. Sequence numbers wrap on
-/// the way.
+/// A round of ten acknowledgments with the same round trip. Returns the verdict of the
+/// last one, or of the one that leaves. Sequence numbers wrap on the way.
 fn round(hystart: &mut HyStart, number: u32, milliseconds: u32) -> Verdict {
     let start = (u32::MAX - 2).wrapping_add(number * 10);
     let mut verdict = GROW;
@@ -74,7 +73,7 @@ fn a_rise_that_goes_again_was_jitter() {
     assert_eq!(verdict, SLOWLY);
     assert_eq!(round(&mut hystart, 5, 55), GROW);
     assert_eq!(hystart.rounds, 0);
-    // And the next rise counts again, against the latest round.
+    // The next rise counts again, against the latest round.
     round(&mut hystart, 6, 62);
     assert_eq!(hystart.rounds, 1);
 }
