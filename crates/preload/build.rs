@@ -1,8 +1,8 @@
-//! How `libtidewall.so` is linked.
+//! Linker options of `libtidewall.so`.
 
 fn main() {
-    // What the library calls of its own is not a function of the program's with that name,
-    // as Erlang's `sigaction` is, which calls the next one's.
+    // The library's own calls must not resolve to a function of that name in the program,
+    // such as Erlang's `sigaction`, which calls the next one.
     println!("cargo:rustc-cdylib-link-arg=-Wl,-Bsymbolic-functions");
     println!("cargo:rerun-if-changed=build.rs");
 }

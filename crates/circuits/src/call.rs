@@ -1,4 +1,4 @@
-//! Switched circuits: what a socket knows of its call, and calling somebody.
+//! Switched circuits: a socket's view of its call, and making calls.
 
 use std::io;
 use std::sync::Arc;
@@ -20,15 +20,15 @@ use tidewall_stack::core::Core;
 use tidewall_stack::threads::{Waitable, Waker};
 use tidewall_stack::timeout::Timeout;
 
-/// Where a call is, for its socket.
+/// The state of a socket's call.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 #[repr(u8)]
 pub(super) enum Progress {
-    /// Called, and not answered.
+    /// Called, but not answered.
     Connecting,
-    /// Accepted here, and the caller has not acknowledged that.
+    /// Accepted here; the caller has not acknowledged that.
     Accepted,
-    /// Payloads go both ways.
+    /// Payloads flow both ways.
     Connected,
     /// Released, by either end.
     Ended,
@@ -38,11 +38,11 @@ pub(super) enum Progress {
 pub(super) struct Call {
     /// Set with the lock of the calls held.
     pub(super) id: OnceLock<CallId>,
-    /// The stack's number for it, where a manager controls it.
+    /// The stack's number for it, if a manager controls it.
     pub(super) number: OnceLock<u32>,
     /// The number at this end.
     pub(super) local: Nsap,
-    /// The number at the other end; `None` for a caller that does not say it.
+    /// The number at the other end; `None` for a caller that does not state it.
     pub(super) peer: Option<Nsap>,
     progress: AtomicU8,
 }
@@ -71,18 +71,18 @@ impl Call {
     }
 }
 
-/// Whom to call, and how.
+/// Options of a call.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct CallOptions {
-    /// Who calls; by default the stack's address.
+    /// The calling number; by default the stack's address.
     pub from: Option<Nsap>,
-    /// What the circuit carries. The called end may agree on shorter payloads.
+    /// The circuit's parameters. The called end may agree on shorter payloads.
     pub circuit: AtmOptions,
     /// How long to wait until the call is answered; `None`: as long as signalling does.
     pub timeout: Option<Duration>,
 }
 
-/// Somebody who waits until a call is in another state than these.
+/// A thread that waits until a call leaves these states.
 pub(super) struct Until<'a> {
     pub(super) inner: &'a CircuitInner,
     pub(super) not: Progress,
@@ -103,8 +103,8 @@ impl Waitable for Until<'_> {
 }
 
 impl AtmSocket {
-    /// Calls somebody, and waits until the call is answered: what Linux's AF_ATMSVC socket
-    /// does in `connect`.
+    /// Makes a call, and waits until it is answered: what Linux's AF_ATMSVC socket does in
+    /// `connect`.
     ///
     /// # Errors
     /// As Linux: EUNATCH without control (`Stack::control_atm`); EADDRNOTAVAIL for a
@@ -121,7 +121,7 @@ impl AtmSocket {
     /// As [`AtmSocket::connect`], with options.
     ///
     /// # Errors
-    /// As there.
+    /// Those of [`AtmSocket::connect`].
     pub fn connect_with(
         stack: &StackHandle,
         to: impl Into<Sap>,
@@ -132,8 +132,8 @@ impl AtmSocket {
         Ok(socket)
     }
 
-    /// Calls somebody, and does not wait. The socket is writable once the call is answered;
-    /// [`AtmSocket::finish_connect`] says how that ended.
+    /// Makes a call, and does not wait. The socket is writable once the call is answered;
+    /// [`AtmSocket::finish_connect`] reports the result.
     ///
     /// # Errors
     /// Those of [`AtmSocket::connect`] that are known at once.
@@ -147,7 +147,7 @@ impl AtmSocket {
         core.netdev.check()?;
         check(&options.circuit)?;
         Atm::of(core).attached(core)?;
-        // The question for its link address goes out now, if it is not known.
+        // The query for its link address leaves now, if the address is not known.
         match Atm::of(core).neighbour(core) {
             Err(error) if error.raw_os_error() != Some(libc::EAGAIN) => return Err(error),
             _ => {}
@@ -156,10 +156,11 @@ impl AtmSocket {
         Ok(Self::of(inner, stack, false))
     }
 
-    /// Waits until the call is answered, not longer than `timeout` if there is one.
+    /// Waits until the call is answered, at most `timeout` if there is one.
     ///
     /// # Errors
-    /// Why it was not, as [`AtmSocket::connect`]; ETIMEDOUT, EINTR: the call goes on.
+    /// The cause of a failure, as [`AtmSocket::connect`]; ETIMEDOUT, EINTR: the call goes
+    /// on.
     pub fn finish_connect(&self, timeout: Option<Duration>) -> io::Result<()> {
         let inner = &*self.inner;
         let not = Progress::Connecting;
@@ -167,7 +168,7 @@ impl AtmSocket {
             (inner.progress() != not).then_some(inner.progress())
         });
         match answered {
-            // The error was taken by an earlier call.
+            // An earlier call took the error.
             Ok(Progress::Ended) => Err(errno(libc::ECONNREFUSED)),
             Ok(_) => Ok(()),
             Err(error) => Err(timed_out(error)),
@@ -184,32 +185,35 @@ impl AtmSocket {
         }
     }
 
-    /// True until a call of ours is answered.
+    /// Returns true until an outgoing call is answered.
     pub fn is_connecting(&self) -> bool {
         self.inner.progress() == Progress::Connecting
     }
 
-    /// True for a call that is released; what had come can be received still.
+    /// Returns true for a call that is released; payloads that arrived before can still
+    /// be received.
     pub fn is_released(&self) -> bool {
         self.inner.has_ended()
     }
 
-    /// The number at this end of a call (`getsockname`); `None` for a permanent circuit.
+    /// Returns the number at this end of a call (`getsockname`); `None` for a permanent
+    /// circuit.
     pub fn local_number(&self) -> Option<Nsap> {
         self.inner.call.as_ref().map(|call| call.local)
     }
 
-    /// The number at the other end of a call (`getpeername`); `None` for a permanent
-    /// circuit, and for a caller that does not say its number.
+    /// Returns the number at the other end of a call (`getpeername`); `None` for a
+    /// permanent circuit, and for a caller that does not state its number.
     pub fn peer_number(&self) -> Option<Nsap> {
         self.inner.peer()
     }
 
-    /// That something can be sent. Waits for the acknowledgment of a call that was accepted.
+    /// Waits until payloads can be sent: for an accepted call, until the caller has
+    /// acknowledged.
     ///
     /// # Errors
     /// ENOTCONN before the call is answered, EPIPE once it is released; EAGAIN at the end of
-    /// waiting, ENODEV.
+    /// the wait, ENODEV.
     pub(super) fn await_connected(
         &self,
         core: &Core,
@@ -239,7 +243,7 @@ pub(super) fn check(options: &AtmOptions) -> io::Result<()> {
 }
 
 impl CircuitInner {
-    /// The call is in another state; of one that has ended why, 0 for no error.
+    /// Moves the call to another state; `error` is the cause if it has ended, 0 for none.
     pub(super) fn advance(&self, to: Progress, error: i32) {
         let Some(call) = &self.call else { return };
         if error != 0 {
@@ -250,7 +254,7 @@ impl CircuitInner {
     }
 }
 
-/// The error of a call that has ended, by where it was; 0 where it ended as calls do.
+/// Returns the error of a call that has ended, by its last state; 0 for a normal end.
 pub(super) fn error(progress: Progress, cause: Cause) -> i32 {
     match progress {
         Progress::Connecting => refusal(cause),
@@ -258,7 +262,7 @@ pub(super) fn error(progress: Progress, cause: Cause) -> i32 {
     }
 }
 
-/// The error of a call that did not come about, as Linux's atmsigd has it.
+/// Returns the error of a call that failed, as Linux's atmsigd does.
 fn refusal(cause: Cause) -> i32 {
     match cause.value() {
         Cause::UNALLOCATED_NUMBER => libc::EADDRNOTAVAIL,
@@ -271,7 +275,7 @@ fn refusal(cause: Cause) -> i32 {
     }
 }
 
-/// The error of a call that was connected; 0 where it ended as calls do.
+/// Returns the error of a call that was connected; 0 for a normal end.
 fn ending(cause: Cause) -> i32 {
     match cause.value() {
         Cause::NORMAL | Cause::NORMAL_UNSPECIFIED => 0,

@@ -1,4 +1,4 @@
-//! What a circuit's socket shares with the stack.
+//! The state that a circuit's socket shares with the stack.
 
 use std::collections::VecDeque;
 use std::io;
@@ -32,14 +32,15 @@ pub struct CircuitInner {
     place: OnceLock<Place>,
     /// The place is its own still.
     placed: AtomicBool,
-    /// Of a call between two applications of one manager: what carries its payloads.
+    /// For a call between two applications of one manager: the socket that carries its
+    /// payloads.
     pub(super) local: OnceLock<OwnedFd>,
     /// Of a call: whose it is, and where it is.
     pub(super) call: Option<Call>,
     pub(super) options: AtmOptions,
-    /// Bytes of the longest payload that is sent: of a call what both ends agreed on.
+    /// Bytes of the longest payload that is sent: for a call, what both ends agreed on.
     pub(super) send_max: AtomicUsize,
-    /// Of a constant rate: when the next payload may go.
+    /// For a constant rate: the time at which the next payload may leave.
     pub(super) rate: Option<Rate>,
     /// Bytes of the longest PDU received.
     pub(super) pdu_max: usize,
@@ -69,13 +70,13 @@ impl Place {
     }
 }
 
-/// What has come and was not received.
+/// Payloads that arrived and were not received.
 pub(super) struct Waiting {
-    /// One a queue; empty once the socket is closed.
+    /// One per queue; empty once the socket is closed.
     pub(super) channels: Vec<Channel>,
     /// Payloads that are out of their frames.
     pub(super) outside: VecDeque<Owned>,
-    /// Parts of a PDU have come, and not its last.
+    /// Parts of a PDU have arrived, but not its last.
     pub(super) in_parts: bool,
     /// Tags of loopback cells that came back, the last few.
     pub(super) answers: VecDeque<u32>,
@@ -125,7 +126,7 @@ impl CircuitInner {
         self.place().filter(|_| self.placed.load(Ordering::Relaxed))
     }
 
-    /// The circuit, once it has one.
+    /// Returns the circuit, once it has one.
     pub(crate) fn circuit(&self) -> Option<Circuit> {
         self.place().map(|place| place.circuit)
     }
@@ -182,12 +183,12 @@ impl CircuitInner {
         }
     }
 
-    /// Payloads received.
+    /// Returns the number of payloads received.
     pub(crate) fn received(&self) -> u64 {
         self.received.load(Ordering::Relaxed)
     }
 
-    /// Most frames that may wait, a queue.
+    /// Returns the most frames that may wait, per queue.
     pub(crate) fn limit(&self) -> u32 {
         self.limit.load(Ordering::Relaxed)
     }
@@ -197,12 +198,12 @@ impl CircuitInner {
         !waiting.outside.is_empty() || waiting.channels.iter().any(|it| !it.looks_empty())
     }
 
-    /// True when a receive call need not wait.
+    /// Returns true when a receive call need not wait.
     fn has_input(&self) -> bool {
         self.pending_error.load(Ordering::Relaxed) != 0 || self.has_payloads() || self.has_ended()
     }
 
-    /// True for a call that is released.
+    /// Returns true for a call that is released.
     pub(super) fn has_ended(&self) -> bool {
         self.progress() == Progress::Ended
     }
@@ -226,7 +227,7 @@ impl CircuitInner {
         }
     }
 
-    /// A receiver has what it wanted: what is left is another's.
+    /// Called when a receiver has finished: wakes another for the rest.
     pub(super) fn pass_wakeup(&self) {
         if !self.wait_queue.threads().is_empty() && self.has_input() {
             self.wait_queue.threads().wake_one();
@@ -238,7 +239,7 @@ impl CircuitInner {
         waiting.channels.iter().any(|it| !it.looks_empty())
     }
 
-    /// True once for an answer that has come.
+    /// Returns true once for an answer that has arrived.
     pub(super) fn take_answer(&self, tag: u32) -> bool {
         let answers = &mut lock(&self.waiting).answers;
         let place = answers.iter().position(|&answered| answered == tag);
@@ -281,7 +282,7 @@ impl Atm {
         if lock(&self.circuits).contains_key(&circuit) {
             return Err(errno(libc::EADDRINUSE));
         }
-        // Before any lock is taken, since a manager is waited for.
+        // Before any lock is taken, since this waits for a manager.
         let asked = core.netdev.owner.ask_for_circuit(place.label);
         asked.map_err(of_manager)?;
         self.open_with(core, Some(place), options, None)
@@ -339,7 +340,7 @@ impl Atm {
     }
 }
 
-/// Somebody who receives, and so takes what comes.
+/// A blocked receiver; exclusive, because the payload that wakes it is consumed.
 pub(super) struct Receiving<'a>(pub(super) &'a CircuitInner);
 
 impl Waitable for Receiving<'_> {
@@ -356,7 +357,7 @@ impl Waitable for Receiving<'_> {
     }
 }
 
-/// Somebody who waits for the answer to a loopback cell.
+/// A thread that waits for the answer to a loopback cell.
 pub(super) struct Pinging<'a> {
     pub(super) inner: &'a CircuitInner,
     pub(super) tag: u32,

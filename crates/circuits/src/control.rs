@@ -1,9 +1,9 @@
 //! Control in the stack itself: signalling on the interface's circuit 0.5, and the calls
 //! whose circuits are sockets.
 //!
-//! Everything happens with the calls locked: what signalling says is done (circuits opened
-//! and closed, sockets woken) before its answers leave. Frames are dealt with by the
-//! thread that makes a round, timers with those of TCP; where no thread is in the stack the helper
+//! Everything happens with the calls locked: signalling's orders are carried out (circuits
+//! opened and closed, sockets woken) before its answers leave. The thread that makes a round
+//! processes frames; timers run with those of TCP. If no thread is in the stack, the helper
 //! thread does both.
 
 use std::collections::BTreeMap;
@@ -54,7 +54,7 @@ pub(super) struct Control {
     calls: Calls,
     link: Arc<CircuitInner>,
     timer: u32,
-    /// Who called, and who accepted.
+    /// Sockets of outgoing and accepted calls.
     sockets: BTreeMap<CallId, Arc<CircuitInner>>,
     listeners: BTreeMap<ListenerId, Arc<ListenerInner>>,
     next_listener: ListenerId,
@@ -62,7 +62,7 @@ pub(super) struct Control {
     unsent: Option<(Vec<u8>, Duration)>,
 }
 
-/// What frames of circuit 0.5 and the timer come to.
+/// The endpoint of circuit 0.5's frames and of the timer.
 struct ControlEndpoint(u32);
 
 impl Endpoint for ControlEndpoint {
@@ -141,7 +141,7 @@ impl Atm {
 }
 
 impl Atm {
-    /// True where the stack controls its circuits, or its manager does; in a forked child
+    /// Returns true where the stack or its manager controls circuits; in a forked child
     /// never.
     pub fn controls_atm(stack: &StackHandle) -> bool {
         stack.here().is_ok_and(|core| {
@@ -153,10 +153,10 @@ impl Atm {
 }
 
 impl Atm {
-    /// Has the manager of the device control circuits, where there is one.
+    /// Attaches to the circuits of the device's manager, if there is one.
     ///
     /// # Errors
-    /// EUNATCH where that has none, or is gone.
+    /// EUNATCH if that has none, or is gone.
     pub(super) fn attached(&self, core: &Arc<Core>) -> io::Result<()> {
         let Some(client) = core.netdev.owner.client() else {
             return Ok(());
@@ -192,7 +192,7 @@ impl Atm {
         done.unwrap_or_else(|| Err(errno(libc::EUNATCH)))
     }
 
-    /// Calls somebody.
+    /// Makes a call.
     pub(super) fn call(
         &self,
         core: &Core,
@@ -205,7 +205,7 @@ impl Atm {
         }
     }
 
-    /// Has a listener called.
+    /// Registers a listener for calls.
     pub(super) fn listen(&self, core: &Arc<Core>, listener: &Arc<ListenerInner>) -> io::Result<()> {
         self.attached(core)?;
         if let Some(managed) = self.managed.get() {
@@ -230,7 +230,7 @@ impl Atm {
         Ok(())
     }
 
-    /// Has a listener called no more: who waits to be accepted is refused.
+    /// Removes a listener: calls that wait to be accepted are refused.
     pub(super) fn unlisten(&self, core: &Core, listener: &ListenerInner) {
         if let Some(managed) = self.managed.get() {
             return managed.unlisten(listener);
@@ -243,7 +243,7 @@ impl Atm {
         });
     }
 
-    /// Takes the call that has waited longest, if one does.
+    /// Accepts the call that has waited longest, if one waits.
     pub(super) fn accept(
         &self,
         core: &Core,
@@ -255,7 +255,7 @@ impl Atm {
         }
     }
 
-    /// The socket of a call is closed.
+    /// Called when the socket of a call is closed.
     pub(super) fn hang_up(&self, core: &Core, inner: &CircuitInner) {
         if let Some(managed) = self.managed.get() {
             return managed.hang_up(core, inner);
@@ -278,7 +278,7 @@ impl Atm {
         (control.as_ref()).is_some_and(|control| control.calls.is_held(circuit))
     }
 
-    /// The interface is no more.
+    /// Called when the interface is gone.
     pub(crate) fn fail_calls(&self, error: i32) {
         if let Some(managed) = self.managed.get() {
             managed.fail(error);
@@ -295,7 +295,7 @@ impl Atm {
         }
     }
 
-    /// All calls.
+    /// Returns all calls.
     pub(crate) fn calls(&self) -> Vec<CallSnapshot> {
         let control = lock(&self.control);
         let Some(control) = control.as_ref() else {
@@ -395,7 +395,7 @@ impl Control {
         Ok(Some(inner))
     }
 
-    /// Nobody here has the call any more: it is released, unless that is under way.
+    /// Releases a call that no socket here has any more, unless that is under way.
     fn let_go(&mut self, core: &Core, id: CallId, cause: u8) {
         if let Some(inner) = self.sockets.remove(&id) {
             let _binding = lock(&core.binding);
@@ -404,7 +404,8 @@ impl Control {
         self.calls.release(core.now(), id, cause);
     }
 
-    /// What follows from what signalling was given: what sockets learn, PDUs, the next time.
+    /// Carries out the consequences of a signalling input: socket states, PDUs, the next
+    /// timer.
     fn follow(&mut self, core: &Core) {
         let now = core.now();
         while let Some(notice) = self.calls.poll_notice(now, &is_open(core)) {
@@ -473,7 +474,7 @@ impl Control {
                         break;
                     }
                 }
-                // As good as lost on the way.
+                // Equivalent to a loss on the way.
                 Err(_) => {}
             }
         }
@@ -483,7 +484,7 @@ impl Control {
     }
 }
 
-/// Opens the circuit of a call of ours.
+/// Opens the circuit of an outgoing call.
 pub(super) fn open_circuit(
     core: &Core,
     inner: &Arc<CircuitInner>,
@@ -511,7 +512,8 @@ impl CircuitInner {
         self.advance(Progress::Connected, 0);
     }
 
-    /// The call has ended: its circuit is closed here. What came on it can be received still.
+    /// Ends the call: its circuit is closed here. Payloads that arrived can still be
+    /// received.
     pub(super) fn ended(&self, core: &Core, error: i32) {
         // Parts of PDUs are put together while the circuit is known.
         self.keep_waiting(core);

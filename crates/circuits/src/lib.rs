@@ -1,8 +1,9 @@
 //! Virtual circuits: sockets that carry AAL5 PDUs over ATM.
 //!
-//! A stack's interface becomes one of ATM when it is said where its circuits lead
+//! An interface becomes an ATM interface when the next hop of its circuits is set
 //! (`Stack::attach_atm`). Each circuit has a label of its own (RFC 4717, the AAL5 PDU
-//! frame mode), by which the driver program finds its channel as it finds that of a port.
+//! frame mode), by which the driver program finds its channel, as it finds that of a
+//! port.
 //!
 //! ```text
 //!  channel ─► circuit ─► PDU in its frame ─► application
@@ -53,27 +54,27 @@ pub use tidewall_atm::calls::{CircuitOptions as AtmOptions, Rates, Sap};
 pub use tidewall_wire::atm::q2931::Opaque;
 pub use tidewall_wire::atm::{Circuit, Nsap};
 
-/// Frames that may wait for a circuit, a queue, unless its application says otherwise.
+/// Default for the frames that may wait for a circuit, per queue.
 const DEFAULT_RECEIVE_LIMIT: u32 = 128;
 
 /// Circuits of one stack.
 pub struct Atm {
     /// Signalling and its calls, where this stack controls them.
     control: Mutex<Option<control::Control>, rank::Signalling>,
-    /// The same, where a manager controls them.
+    /// The same, if a manager controls them.
     managed: OnceLock<managed::Managed>,
     /// A thread is asking that manager.
     attaching: AtomicBool,
     /// Open ones. Nothing else is locked with it.
     circuits: Mutex<BTreeMap<Circuit, Arc<CircuitInner>>, rank::Leaf>,
-    /// Where they lead.
+    /// The next hop of the circuits.
     next_hop: Mutex<Option<NextHop>, rank::Leaf>,
-    /// PDUs that come in parts.
+    /// PDUs that arrive in parts.
     reassembly: Mutex<Reassembly, rank::Leaf>,
     causes: Causes,
 }
 
-/// Where circuits lead.
+/// The next hop of the circuits.
 #[derive(Clone, Copy)]
 struct NextHop {
     address: IpAddr,
@@ -81,12 +82,12 @@ struct NextHop {
     unresolved: Option<Instant>,
 }
 
-/// What becomes of frames of circuits that is nothing of AAL5's.
+/// Counters of circuits' frames that do not belong to AAL5.
 #[derive(Default)]
 struct Causes {
     /// Neither a PDU nor a cell in the frame mode.
     malformed: AtomicU64,
-    /// Cells of OAM that are damaged, or that nobody here answers.
+    /// OAM cells that are damaged, or that no socket here answers.
     oam_ignored: AtomicU64,
     /// Loopback cells that were answered.
     oam_answered: AtomicU64,
@@ -166,15 +167,15 @@ impl Protocol for Atm {
 }
 
 impl Atm {
-    /// All circuits.
+    /// Returns all circuits.
     pub(crate) fn all(&self) -> Vec<Arc<CircuitInner>> {
         lock(&self.circuits).values().cloned().collect()
     }
 
-    /// What happened, by name; only what did.
+    /// Returns the nonzero counters, by name.
     pub(crate) fn counters(&self, now: Duration) -> BTreeMap<String, u64> {
         let mut reassembly = lock(&self.reassembly);
-        // Where no further part came.
+        // Expires PDUs of which no further part arrived.
         reassembly.expire(now);
         let of_aal5 = DropReason::ALL.map(|reason| (reason.name(), reassembly.dropped(reason)));
         drop(reassembly);
@@ -191,9 +192,10 @@ impl Atm {
     /// Link address of the next hop.
     ///
     /// # Errors
-    /// ENODEV where there is none; ENETUNREACH for one that the interface does not lead to;
-    /// EAGAIN while its address is looked for: the routes are asked for it each 5 ms, since
-    /// their questions are few and those of all sockets.
+    /// - ENODEV without a next hop;
+    /// - ENETUNREACH for one that the interface does not lead to;
+    /// - EAGAIN while its address is looked for. The routes are queried for it each 5 ms,
+    ///   since their queries are few and shared by all sockets.
     fn neighbour(&self, core: &Core) -> io::Result<MacAddress> {
         let next_hop = *lock(&self.next_hop);
         let NextHop {
@@ -255,12 +257,13 @@ impl Atm {
     }
 }
 
-/// A permanent virtual circuit, one end of it: what Linux's AF_ATMPVC socket is once it is
+/// One end of a permanent virtual circuit: what Linux's AF_ATMPVC socket is once it is
 /// bound.
 ///
-/// Payloads of 1 to 65,535 bytes go whole, each an AAL5 PDU, and come in the order in which
-/// they were sent; what is lost on the way, or has no room, is lost whole. One that fits
-/// into a frame is received where it lies. The other end must have bound the same circuit.
+/// Payloads of 1 to 65,535 bytes are carried whole, each in an AAL5 PDU, and arrive in the
+/// order in which they were sent. A payload that is lost on the way, or has no room, is
+/// lost whole. One that fits into a frame is received in place. The other end must have
+/// bound the same circuit.
 ///
 /// Loopback cells of OAM (I.610) are answered by the threads that receive.
 ///
@@ -316,12 +319,12 @@ impl AtmSocket {
         Ok(Self::of(inner, stack, false))
     }
 
-    /// The circuit; `None` for a call that has none yet.
+    /// Returns the circuit; `None` for a call that has none yet.
     pub fn circuit(&self) -> Option<Circuit> {
         self.inner.circuit()
     }
 
-    /// How it was bound; of a call what both ends agreed on.
+    /// Returns the options of the binding; for a call, what both ends agreed on.
     pub fn options(&self) -> AtmOptions {
         AtmOptions {
             send_max: self.inner.send_max.load(Ordering::Relaxed),
@@ -329,13 +332,13 @@ impl AtmSocket {
         }
     }
 
-    /// Receives one payload; of a longer one the rest is lost. Returns how much was copied:
-    /// nothing once a call is released and everything that came is received.
+    /// Receives one payload; the excess of a longer one is lost. Returns how much was
+    /// copied: 0 once a call is released and everything that arrived was received.
     ///
     /// # Errors
-    /// EAGAIN when nonblocking or at the timeout, EINTR, ENODEV once the interface is no
-    /// more; of a call ENOTCONN before it is connected, and once ECONNRESET where it ended
-    /// otherwise than by a release.
+    /// EAGAIN when nonblocking or at the timeout, EINTR, ENODEV once the interface is
+    /// gone. For a call, ENOTCONN before it is connected, and once ECONNRESET if it ended
+    /// other than by a release.
     pub fn recv(&self, buffer: &mut [u8]) -> io::Result<usize> {
         let mut copied = 0;
         self.recv_batch(1, |received| {
@@ -345,10 +348,10 @@ impl AtmSocket {
         Ok(copied)
     }
 
-    /// Receives up to `limit` payloads without copying those that came in one frame: `each`
-    /// sees them where they lie. Waits for the first unless nonblocking. Returns how many
-    /// there were: none where `limit` is 0, and once a call is released and everything that
-    /// came is received.
+    /// Receives up to `limit` payloads without copying those that arrived in one frame:
+    /// `each` sees them in place. Waits for the first unless nonblocking. Returns how many
+    /// there were: 0 if `limit` is 0, and once a call is released and everything that
+    /// arrived was received.
     ///
     /// # Errors
     /// As [`AtmSocket::recv`]. Payloads already given to `each` are not lost to an error: it
@@ -361,7 +364,8 @@ impl AtmSocket {
         self.receive_batch(limit, false, &mut each)
     }
 
-    /// As [`AtmSocket::recv_batch`]. `at_once`: does not wait, whatever the socket is set to.
+    /// As [`AtmSocket::recv_batch`]. With `at_once` it does not wait, even if the socket is
+    /// blocking.
     pub fn receive_batch(
         &self,
         limit: usize,
@@ -378,7 +382,7 @@ impl AtmSocket {
             return Err(errno(libc::ENOTCONN));
         }
         self.attempt(&waiting, nonblocking, timeout, |core| {
-            // Read first: what came before the release is taken below.
+            // Read first: payloads that arrived before the release are received below.
             let ended = self.inner.has_ended();
             let given = self.inner.drain(core, limit, each);
             (given > 0 || (ended && !self.inner.has_payloads())).then_some(given)
@@ -386,10 +390,10 @@ impl AtmSocket {
     }
 
     /// Sends a loopback cell to the other end (I.610 §10.2.3), and waits for its answer.
-    /// Payloads that come meanwhile wait for who receives. Returns how long it took.
+    /// Payloads that arrive meanwhile wait for a receiver. Returns the round-trip time.
     ///
     /// # Errors
-    /// ETIMEDOUT when no answer came in time; as [`AtmSocket::send`].
+    /// ETIMEDOUT when no answer arrived in time; those of [`AtmSocket::send`].
     pub fn ping(&self, timeout: Duration) -> io::Result<Duration> {
         let core = self.stack.here()?;
         self.await_connected(core, false, Some(timeout))
@@ -402,7 +406,7 @@ impl AtmSocket {
             self.inner.keep_waiting(core);
             match self.inner.take_answer(tag) {
                 true => Some(Ok(core.clock.instant_now())),
-                // Nothing comes any more.
+                // Nothing arrives any more.
                 false => inner.has_ended().then(|| Err(errno(libc::EPIPE))),
             }
         });

@@ -1,4 +1,4 @@
-//! Listeners: who takes calls.
+//! Listeners for calls.
 
 use std::io;
 use std::sync::atomic::{AtomicBool, AtomicI32, AtomicUsize, Ordering};
@@ -18,10 +18,12 @@ use tidewall_stack::threads::{Waitable, Waker};
 /// Largest backlog (Linux's `net.core.somaxconn`).
 const BACKLOG_MAX: usize = 4096;
 
-/// A socket that takes calls to a number: what Linux's AF_ATMSVC socket is once it listens.
+/// A socket that accepts calls to a number: what Linux's AF_ATMSVC socket is once it
+/// listens.
 ///
-/// Calls wait until they are accepted; a caller sees its call answered only then. Who is not
-/// answered within 10 seconds gives up (T310). A call beyond the backlog is refused.
+/// Calls wait until they are accepted; a caller sees its call answered only then. A caller
+/// that is not answered within 10 seconds gives up (T310). A call beyond the backlog is
+/// refused.
 pub struct AtmListener {
     pub(super) inner: Arc<ListenerInner>,
     // Dropped after `inner`'s use in Drop; keeps the device open.
@@ -29,7 +31,7 @@ pub struct AtmListener {
     nonblocking: AtomicBool,
 }
 
-/// What a listener shares with the stack.
+/// The state that a listener shares with the stack.
 pub struct ListenerInner {
     pub(super) sap: Sap,
     pub(super) options: AtmOptions,
@@ -47,7 +49,7 @@ impl ListenerInner {
         self.waiting.load(Ordering::Relaxed) > 0
     }
 
-    /// One waits no more.
+    /// A waiting call was removed.
     pub(super) fn taken(&self) {
         let less = |waiting: usize| waiting.checked_sub(1);
         let _ = (self.waiting).fetch_update(Ordering::Relaxed, Ordering::Relaxed, less);
@@ -67,7 +69,7 @@ impl ListenerInner {
 }
 
 impl AtmListener {
-    /// Takes calls to a number of the stack's: its address, with any last byte.
+    /// Listens for calls to a number of the stack: its address, with any last byte.
     ///
     /// # Errors
     /// As Linux: EUNATCH without control (`Stack::control_atm`), EADDRNOTAVAIL for a number
@@ -103,8 +105,8 @@ impl AtmListener {
         })
     }
 
-    /// Accepts a call: its socket, and who called, where the caller says so. What is sent on
-    /// it waits until the caller has acknowledged that.
+    /// Accepts a call: returns its socket, and the calling number, if the caller states it.
+    /// Payloads sent on it wait until the caller has acknowledged.
     ///
     /// # Errors
     /// EAGAIN when nonblocking and none waits, EINTR; ENFILE when the stack's channels are all
@@ -138,7 +140,7 @@ impl AtmListener {
         }
     }
 
-    /// What it is bound to (`getsockname`).
+    /// Returns the address to which it is bound (`getsockname`).
     pub fn sap(&self) -> Sap {
         self.inner.sap
     }
@@ -154,7 +156,7 @@ impl AtmListener {
         })
     }
 
-    /// Makes accepting return EAGAIN instead of waiting.
+    /// Makes accepting return EAGAIN when it would block.
     ///
     /// # Errors
     /// None; the signature is the standard library's.
@@ -163,7 +165,7 @@ impl AtmListener {
         Ok(())
     }
 
-    /// Whether accepting returns EAGAIN instead of waiting.
+    /// Reports whether accepting returns EAGAIN when it would block.
     pub fn is_nonblocking(&self) -> bool {
         self.nonblocking.load(Ordering::Relaxed)
     }

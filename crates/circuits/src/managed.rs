@@ -1,5 +1,5 @@
-//! Control by a manager: its applications ask it for circuits and calls, and a thread hears
-//! what becomes of these.
+//! Control by a manager: its applications ask it for circuits and calls, and a thread
+//! receives its notices about them.
 //!
 //! The circuit of a call between two applications of one manager is a pair of sockets, which
 //! the same thread reads.
@@ -48,7 +48,7 @@ pub(super) struct Managed {
 struct Lines {
     calls: HashMap<u32, Line>,
     listeners: HashMap<u32, Listening>,
-    /// The number last given.
+    /// The last number assigned.
     last: u32,
     /// Runs of the manager up to this one have ended.
     lost: u32,
@@ -57,9 +57,10 @@ struct Lines {
 /// A call, by its number.
 struct Line {
     inner: Arc<CircuitInner>,
-    /// Which run of the manager was asked to call; `None` until it is, and of one that came.
+    /// The manager's run that was asked to call; `None` until then, and for an incoming
+    /// call.
     run: Option<u32>,
-    /// Its local circuit is read to the end.
+    /// Its local circuit was read to the end.
     read: bool,
 }
 
@@ -69,7 +70,7 @@ struct Listening {
     waiting: VecDeque<AtmIncoming>,
 }
 
-/// What the thread waits for.
+/// The descriptors that the thread waits for.
 struct Reader {
     epoll: OwnedFd,
     connections: Mutex<BTreeMap<u64, Arc<Connection>>, rank::Leaf>,
@@ -86,7 +87,8 @@ impl Reader {
         )?)
     }
 
-    /// The end of a local circuit, which would be reported until the socket is closed.
+    /// Removes the end of a local circuit, which would be reported until the socket is
+    /// closed.
     fn forget(&self, inner: &CircuitInner) {
         if let Some(local) = inner.local.get() {
             let _ = epoll::delete(&self.epoll, local);
@@ -96,13 +98,13 @@ impl Reader {
     /// A run of the manager says by this what becomes of calls.
     fn add(&self, run: u32, connection: Arc<Connection>) {
         let number = NOTICES | u64::from(run);
-        // Without it calls end with the manager's next run.
+        // Without it, calls end with the manager's next run.
         if self.watch(&*connection, number).is_ok() {
             lock(&self.connections).insert(number, connection);
         }
     }
 
-    /// Hears until there is no stack any more.
+    /// Handles notices until the stack is gone.
     fn run(&self, core: &Weak<Core>) {
         let mut events = Vec::with_capacity(64);
         let mut buffer = vec![0; PAYLOAD_MAX];
@@ -147,7 +149,7 @@ impl Reader {
                         break;
                     }
                 }
-                // Of more the next wait tells.
+                // The next wait reports any more.
                 if !is_earlier {
                     break;
                 }
@@ -160,7 +162,7 @@ impl Managed {
     /// Attaches the stack to the circuits of its manager's interface.
     ///
     /// # Errors
-    /// EUNATCH where that has none, or there is no manager; EAGAIN where no thread can be
+    /// EUNATCH if that has none, or there is no manager; EAGAIN if no thread can be
     /// started.
     pub(super) fn attach(core: &Arc<Core>, client: &Arc<Client>) -> io::Result<Self> {
         let reader = Arc::new(Reader {
@@ -186,7 +188,7 @@ impl Managed {
         })
     }
 
-    /// A number for a call or a listener.
+    /// Returns a number for a call or a listener.
     fn number(lines: &mut Lines) -> u32 {
         loop {
             lines.last = lines.last.wrapping_add(1);
@@ -213,7 +215,7 @@ impl Managed {
         number
     }
 
-    /// Which run of the manager was asked to call. It may have ended by now.
+    /// Records which run of the manager was asked to call. It may have ended by now.
     fn asked(&self, core: &Core, call: u32, run: u32) {
         let mut lines = lock(&self.lines);
         let lost = lines.lost >= run;
@@ -362,7 +364,7 @@ impl Managed {
             let binding = lock(&core.binding);
             inner.close_place(core);
             drop(binding);
-            // A manager that is gone is not presented with it.
+            // A manager that is gone does not receive it.
             self.client.atm_release(call, Cause::NORMAL);
         }
     }
@@ -377,7 +379,7 @@ impl Managed {
         }
     }
 
-    /// The manager says what becomes of a call, or of a listener.
+    /// Handles a notice of the manager about a call, or about a listener.
     fn hear(&self, core: &Core, received: Received, buffer: &mut [u8]) {
         let Ok((_, answer)) = Answer::parse(&received.bytes) else {
             return;
@@ -438,7 +440,7 @@ impl Managed {
             }
             Answer::AtmEnded(of) => {
                 self.client.atm_has_ended(call);
-                // What had come by then can be received.
+                // Payloads that arrived by then can be received.
                 if !read {
                     while inner.read_local(buffer) {}
                     self.reader.forget(&inner);
@@ -454,8 +456,8 @@ impl Managed {
         }
     }
 
-    /// A run of the manager has ended: calls that it was making are no more, and those that
-    /// waited are refused by nobody.
+    /// Handles the end of a run of the manager: its outgoing calls are gone, and waiting
+    /// calls are not refused explicitly.
     fn lost(&self, core: &Core, run: u32) {
         let mut lines = lock(&self.lines);
         lines.lost = lines.lost.max(run);
@@ -477,7 +479,7 @@ impl Managed {
         }
     }
 
-    /// Who was called has made the circuit, and could have made anything.
+    /// The called side has created the descriptor, and could have passed anything.
     fn set_local(&self, inner: &CircuitInner, call: u32, local: OwnedFd) -> io::Result<()> {
         if sockopt::socket_domain(&local)? != AddressFamily::UNIX
             || sockopt::socket_type(&local)? != SocketType::SEQPACKET
@@ -495,7 +497,7 @@ impl Managed {
             .get(&call)
             .map(|it| it.inner.clone());
         let Some(inner) = line else { return };
-        // One at a time, so that everybody has his turn.
+        // One at a time, so that every circuit has its turn.
         if !inner.read_local(buffer) {
             self.reader.forget(&inner);
             if let Some(line) = lock(&self.lines).calls.get_mut(&call) {
@@ -529,7 +531,7 @@ pub(super) fn of_manager(error: io::Error) -> io::Error {
 }
 
 impl CircuitInner {
-    /// Takes a payload of a local call; true where one was there, or may be soon.
+    /// Receives a payload of a local call; returns true if one was there, or may be soon.
     fn read_local(&self, buffer: &mut [u8]) -> bool {
         let Some(local) = self.local.get() else {
             return false;
@@ -550,7 +552,7 @@ impl CircuitInner {
         true
     }
 
-    /// Sends a payload of a local call; what has no room is lost, as on any circuit.
+    /// Sends a payload of a local call; without room it is lost, as on any circuit.
     ///
     /// # Errors
     /// EPIPE once the other end is closed.

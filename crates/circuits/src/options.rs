@@ -7,7 +7,7 @@ use std::time::Duration;
 use super::AtmSocket;
 
 impl AtmSocket {
-    /// Makes receiving and sending return EAGAIN instead of waiting.
+    /// Makes receiving and sending return EAGAIN when they would block.
     ///
     /// # Errors
     /// None; the signature is the standard library's.
@@ -16,7 +16,7 @@ impl AtmSocket {
         Ok(())
     }
 
-    /// Whether receiving and sending return EAGAIN instead of waiting.
+    /// Reports whether receiving and sending return EAGAIN when they would block.
     pub fn is_nonblocking(&self) -> bool {
         self.nonblocking.load(Ordering::Relaxed)
     }
@@ -29,7 +29,7 @@ impl AtmSocket {
         self.read_timeout.set(timeout)
     }
 
-    /// The bound on waiting, if any.
+    /// Returns the bound on waiting, if any.
     pub fn read_timeout(&self) -> Option<Duration> {
         self.read_timeout.get()
     }

@@ -18,24 +18,24 @@ use tidewall_stack::core::Core;
 use tidewall_stack::lock::lock;
 use tidewall_stack::receiver::BETWEEN_LOOKS;
 
-/// Answers to loopback cells that are kept for who asked.
+/// Answers to loopback cells that are kept for their senders.
 const ANSWERS_MAX: usize = 16;
 
 /// The circuit that no socket binds.
 const NEVER_OPEN: Circuit = Circuit { vpi: 0, vci: 0 };
 
-/// Most frames that are taken with the circuit locked once.
+/// Most frames that are processed under one hold of the circuit's lock.
 const RUN: usize = 16;
 
 /// Frames that a call takes although they yield nothing, at least.
 const FRAMES_MAX: usize = 128;
 
-/// A payload as it was received.
+/// A received payload.
 #[derive(Clone, Copy, Debug)]
 pub struct AtmReceived<'a> {
     /// 1 to 65,535 bytes.
     pub payload: &'a [u8],
-    /// What the sender put into AAL5's byte for users (I.363.5 §9.2.1.1).
+    /// The sender's user-to-user byte of AAL5 (I.363.5 §9.2.1.1).
     pub user_to_user: u8,
     /// Some cell of it met congestion (explicit forward congestion indication).
     pub congested: bool,
@@ -54,13 +54,13 @@ impl<'a> AtmReceived<'a> {
     }
 }
 
-/// A payload in a buffer of its own size.
+/// A payload in a buffer of its size.
 pub(super) struct Owned {
     payload: Box<[u8]>,
     user_to_user: u8,
     congested: bool,
     low_priority: bool,
-    /// Queue whose credit of a frame it still holds.
+    /// The queue whose frame credit it still holds.
     credit: Option<usize>,
 }
 
@@ -75,7 +75,7 @@ impl Owned {
         }
     }
 
-    /// What came by the circuit of a local call.
+    /// A payload that arrived by the circuit of a local call.
     pub(super) fn of_local(payload: &[u8]) -> Self {
         Owned {
             payload: payload.into(),
@@ -102,13 +102,13 @@ impl Owned {
     }
 }
 
-/// What a frame came to while the circuit was locked.
+/// The result of a frame while the circuit was locked.
 enum Taken {
     /// A whole PDU, which is read in its frame.
     Whole,
     /// The last part of a PDU.
     Reassembled(Owned),
-    /// A loopback cell that is to go back.
+    /// A loopback cell to be answered.
     Answer(PayloadType, Loopback),
     /// Nothing more to be done: kept, or dropped and counted.
     Nothing,
@@ -170,7 +170,7 @@ impl CircuitInner {
     ) -> usize {
         let count = lock(&self.waiting).outside.len().min(limit);
         for given in 0..count {
-            // One at a time: `each` may call us again, or panic.
+            // One at a time: `each` may call this socket again, or panic.
             let Some(owned) = lock(&self.waiting).outside.pop_front() else {
                 return given;
             };
@@ -181,7 +181,7 @@ impl CircuitInner {
         count
     }
 
-    /// Moves everything that waits in frames into buffers of its own size.
+    /// Moves everything that waits in frames into buffers of its size.
     pub(super) fn keep_waiting(&self, core: &Core) {
         let mut replies = Vec::new();
         let mut kept = 0;
@@ -347,7 +347,7 @@ impl CircuitInner {
     }
 }
 
-/// What is behind the Ethernet header.
+/// Returns the bytes after the Ethernet header.
 fn packet<'a>(described: &ChannelFrame<'a>) -> Result<Packet<'a>, pseudowire::Error> {
     match described.packet() {
         Some(bytes) if described.kind() == Some(Kind::Circuit) => Packet::new(bytes),
@@ -370,7 +370,7 @@ struct Batch<'a> {
     run: [Option<Frame>; RUN],
     /// How many of the run the closure was given.
     given: usize,
-    /// What ended behind the run.
+    /// A PDU that ended after the run.
     reassembled: Option<Owned>,
     done: Done,
     delivered: usize,
@@ -399,7 +399,7 @@ impl<'a> Batch<'a> {
             self.given = 0;
             let mut last = {
                 let mut waiting = lock(&circuit.waiting);
-                // What was copied out came before what is in the channel.
+                // Copied payloads arrived before those in the channel.
                 let mut next = || match waiting.outside.is_empty() {
                     true => circuit.next(core, self.queue, shared, &mut waiting),
                     false => None,

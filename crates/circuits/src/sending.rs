@@ -31,7 +31,7 @@ pub(super) const NEIGHBOUR_TIMEOUT: Duration = Duration::from_secs(3);
 pub(super) const NEIGHBOUR_LOOK: Duration = Duration::from_millis(5);
 
 impl AtmSocket {
-    /// Sends one payload. Of an empty one nothing is sent, as by Linux.
+    /// Sends one payload. An empty one is not sent, as by Linux.
     ///
     /// # Errors
     /// EMSGSIZE over [`AtmOptions::send_max`] bytes, and where a payload needs more frames
@@ -62,10 +62,10 @@ impl AtmSocket {
         self.send_payload(payload, false).map(drop)
     }
 
-    /// Sends what was queued.
+    /// Sends the queued payloads.
     ///
     /// # Errors
-    /// ENETDOWN and what else the device reports.
+    /// ENETDOWN and other device errors.
     pub fn flush(&self) -> io::Result<()> {
         self.inner.flush(self.stack.here()?)
     }
@@ -99,7 +99,7 @@ impl AtmSocket {
                     }
                     return Ok(payload.len());
                 }
-                // Another thread's went before.
+                // Another thread's payload went before.
                 Ok(false) => continue,
                 Err(error) => error,
             };
@@ -175,7 +175,7 @@ struct Pace {
 }
 
 impl Rate {
-    /// In cells a second.
+    /// `rate` is in cells per second.
     pub(super) fn new(rate: u32, timer: Option<u32>) -> Self {
         let bucket = Bucket::new(rate, Duration::ZERO);
         Rate {
@@ -219,7 +219,7 @@ impl Rate {
 
 impl CircuitInner {
     fn transmit_queue<'a>(&self, core: &'a Core) -> io::Result<(usize, &'a QueueHandle)> {
-        // Answers leave by the queue their questions came in on.
+        // Answers leave by the queue on which their requests arrived.
         let queue = self.last_queue.load(Ordering::Relaxed);
         let found = core.receiver.sending_queue(queue);
         found.ok_or_else(|| errno(libc::ENETDOWN))

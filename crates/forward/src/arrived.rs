@@ -1,4 +1,4 @@
-//! A segment that has come, and where it lies.
+//! A segment that has arrived, and its position in its frame.
 
 use tidewall_device::demux::layout::{Kind, METADATA_LENGTH, Metadata};
 use tidewall_device::frame::Frame;
@@ -11,7 +11,8 @@ use tidewall_wire::udp::Addresses;
 
 use tidewall_stack::core::Core;
 
-/// Where in its packet a segment lies; `None` for what is none, which is counted.
+/// Returns the position of a segment in its packet; `None` for any other packet, which is
+/// counted.
 pub(super) fn place(core: &Core, shared: &Shared, frame: &Frame) -> Option<Place> {
     let metadata = Metadata::from_bytes(shared.memory().below(frame, METADATA_LENGTH));
     let kind = metadata.kind();
@@ -72,7 +73,7 @@ pub(super) struct Place {
     pub(super) labelled: bool,
 }
 
-/// A segment that has come.
+/// A segment that has arrived.
 pub struct Arrived<'a> {
     pub(super) interface: usize,
     pub(super) core: &'a Core,
@@ -83,12 +84,12 @@ pub struct Arrived<'a> {
 
 pub(super) enum Content<'a> {
     InFrame {
-        /// `None`: it has been forwarded.
+        /// `None` once it has been forwarded.
         frame: Option<Frame>,
         shared: &'a Shared,
         place: Place,
     },
-    /// It came through the kernel.
+    /// It arrived through the kernel.
     Bytes {
         from: KernelDelivered,
         bytes: &'a [u8],
@@ -133,12 +134,12 @@ impl Content<'_> {
 }
 
 impl Arrived<'_> {
-    /// Place of the interface that it came by in the list of those that were opened.
+    /// Returns the index of its arrival interface in the list of those that were opened.
     pub fn interface(&self) -> usize {
         self.interface
     }
 
-    /// The number of the queue that it came by, on its interface.
+    /// Returns the number of its arrival queue, on its interface.
     pub fn queue(&self) -> usize {
         match &self.content {
             Content::InFrame { shared, .. } => shared.queue() as usize,
@@ -146,7 +147,7 @@ impl Arrived<'_> {
         }
     }
 
-    /// True while `tidewall trace` follows its frame.
+    /// Returns true while `tidewall trace` follows its frame.
     pub fn is_followed(&self) -> bool {
         self.trace != 0
     }
@@ -173,7 +174,8 @@ impl Arrived<'_> {
         )
     }
 
-    /// Payload of the segment, its checks taken as made; nothing once it was forwarded.
+    /// Returns the payload of the segment, whose checks count as done; nothing once it
+    /// was forwarded.
     pub fn payload(&self) -> Pieces<'_> {
         let checked = InputOptions {
             verified: true,

@@ -1,4 +1,4 @@
-//! Which ports and addresses are the forwarder's, and how they are given back.
+//! The forwarder's ports and addresses, and their release.
 
 use std::io;
 use std::net::{IpAddr, SocketAddr};
@@ -17,12 +17,12 @@ use super::Input;
 use tidewall_stack::core::Core;
 use tidewall_stack::kernel_calls;
 
-/// What one interface has claimed.
+/// The claims of one interface.
 #[derive(Default)]
 pub(super) struct Claims {
-    /// In the tables of the driver program; no address: of all.
+    /// In the tables of the driver program; without an address, for all.
     ports: Vec<(Option<IpAddr>, u16)>,
-    /// The kernel's sockets that hold ports.
+    /// The kernel sockets that hold ports.
     held: Vec<OwnedFd>,
     /// Addresses that were added.
     addresses: Vec<Undo>,
@@ -30,12 +30,12 @@ pub(super) struct Claims {
 }
 
 impl Claims {
-    /// Strangers' segments come to a port of an address.
+    /// Returns true if strangers' segments arrive at a port of an address.
     pub(super) fn is_open(&self) -> bool {
         self.ports.iter().any(|(address, _)| address.is_some())
     }
 
-    /// The kernel gets everything again.
+    /// Returns everything to the kernel.
     pub(super) fn release(&mut self, core: &Core) {
         for (address, port) in self.ports.drain(..) {
             core.netdev.owner.disown_port(Protocol::Tcp, address, port);

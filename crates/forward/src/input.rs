@@ -1,4 +1,4 @@
-//! Frames from one interface, and the order in which they are taken.
+//! Frames from one interface, and the order in which they are processed.
 
 use std::io;
 use std::sync::Arc;
@@ -77,7 +77,7 @@ impl Input {
         self.sets.get(1).map(|set| set.id)
     }
 
-    /// True when the device has delivered more by itself.
+    /// Returns true when the device has delivered more by itself.
     pub(super) fn has_come(&self) -> bool {
         let core = self.stack.core();
         core.receiver.collect(core);

@@ -14,13 +14,13 @@ use super::output::{Missing, Output};
 use super::{Arrived, Content};
 use tidewall_stack::ip::transmit::circuits::Relabelled;
 
-/// The queue that frames of circuits leave by.
+/// The queue by which frames of circuits leave.
 const QUEUE: usize = 0;
 
-/// What became of a frame of a circuit that was to be sent.
+/// The result of sending a frame of a circuit.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Labelled {
-    /// It is on its way.
+    /// It was sent.
     Sent,
     /// Not now: the device takes no more, or the next hop's link address is being looked for.
     Later,

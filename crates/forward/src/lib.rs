@@ -1,4 +1,4 @@
-//! Forwarding TCP segments between interfaces, where they lie.
+//! Forwards TCP segments between interfaces, in place.
 //!
 //! A [`Forwarder`] has a stack on each of several interfaces, all over one frame memory,
 //! and on each stack a channel, to which the driver program gives everything that
@@ -73,7 +73,7 @@ const WAKE_UPS: u32 = 4;
 /// Segments that came through the kernel, while polls were unknown, and wait.
 const KERNEL_DELIVERED: usize = 64;
 
-/// How often it is looked whether an interface that was no more is there again.
+/// Interval of the checks whether an interface that was gone exists again.
 const LOOK_AGAIN: Duration = Duration::from_millis(200);
 
 /// The protocols of a stack whose frames are forwarded: no socket is opened on it.
@@ -85,9 +85,9 @@ fn protocols(_start: Start<'_>) -> io::Result<Vec<Arc<dyn Protocol>>> {
 pub struct Forwarder {
     inputs: Vec<Input>,
     output: Output,
-    /// What was sent on may be answered soon.
+    /// A forwarded segment may be answered soon.
     spin: Spin,
-    /// How each interface was opened, where it can be opened again.
+    /// Configurations of the interfaces that can be opened again.
     configs: Vec<EmbeddedConfig>,
     /// Limits of channels.
     limits: [u32; 2],
@@ -160,8 +160,8 @@ impl Forwarder {
         })
     }
 
-    /// Whether an interface is no more. Nothing comes from it then, and what is to leave by
-    /// it is counted as unreachable.
+    /// Reports whether an interface is gone. It delivers nothing then, and segments that
+    /// are to leave by it count as unreachable.
     pub fn is_gone(&self, interface: usize) -> bool {
         let input = self.inputs.get(interface);
         input.is_none_or(|input| input.stack.core().netdev.check().is_err())
@@ -224,12 +224,12 @@ impl Forwarder {
         self.inputs.iter().map(|input| &input.stack)
     }
 
-    /// Has everything that comes to a TCP port of this address by an interface come here.
-    /// A socket of the kernel holds the port, so that no other program has it.
+    /// Claims everything that arrives at a TCP port of this address by an interface. A
+    /// kernel socket holds the port, so no other program has it.
     ///
     /// # Errors
-    /// EINVAL for an interface that there is not; EADDRINUSE; EADDRNOTAVAIL where the
-    /// address is not this host's; what the driver's tables report.
+    /// EINVAL for an interface that does not exist; EADDRINUSE; EADDRNOTAVAIL if the
+    /// address is not local; the errors of the driver's tables.
     pub fn claim(&mut self, interface: usize, address: SocketAddr) -> io::Result<()> {
         self.input(interface)?.claim(address)
     }
@@ -255,7 +255,7 @@ impl Forwarder {
         self.input(interface)?.claim_label(label)
     }
 
-    /// Takes back what [`Forwarder::claim_label`] gave. Nothing happens where it gave nothing.
+    /// Releases a label of [`Forwarder::claim_label`]. Without such a claim nothing happens.
     ///
     /// # Errors
     /// EINVAL for an interface that there is not; EOWNERDEAD in a forked child.
@@ -278,10 +278,10 @@ impl Forwarder {
         input.ok_or_else(|| io::ErrorKind::InvalidInput.into())
     }
 
-    /// Gives `each` every segment that has come, in order of its queue and connection, and
-    /// sends what that has put out. Segments of admitted connections go before those of
-    /// strangers. Segments that are damaged, and frames that are none, are dropped
-    /// and counted by cause. Returns how many segments there were; never waits.
+    /// Passes every segment that has arrived to `each`, in order of its queue and
+    /// connection, and sends the output. Segments of admitted connections precede those of
+    /// strangers. Damaged segments, and frames that are none, are dropped and counted by
+    /// cause. Returns the number of segments; never waits.
     pub fn receive(&mut self, mut each: impl FnMut(&mut Output, &mut Arrived<'_>)) -> usize {
         self.receive_batch(|output, arrived| {
             if let Some(arrived) = arrived {
@@ -367,8 +367,8 @@ impl Forwarder {
         self.spin = Spin::new(spin);
     }
 
-    /// Has the kernel look for the next hop to an address by an interface, so that it is
-    /// known when something is to go there.
+    /// Makes the kernel resolve the next hop to an address by an interface, so that it is
+    /// known when something is to be sent there.
     pub fn resolve(&mut self, interface: usize, remote: IpAddr, local: IpAddr) {
         self.output.resolve(interface, remote, local);
     }
@@ -396,7 +396,7 @@ impl Forwarder {
         }
     }
 
-    /// What sends, for what no segment has caused.
+    /// Returns the sending side, for output that no segment has caused.
     pub fn output(&mut self) -> &mut Output {
         &mut self.output
     }
@@ -422,7 +422,7 @@ impl ForwardEndpoint {
             return false;
         }
         let mut waiting = lock(&self.kernel_delivered);
-        // Its sender repeats what is too many.
+        // The senders of any excess retransmit.
         if waiting.len() < KERNEL_DELIVERED {
             waiting.push((from, bytes.to_vec()));
         }

@@ -32,7 +32,7 @@ const NEIGHBOURS: usize = 16;
 /// The headers of a segment that is sent.
 #[derive(Clone, Copy, Debug)]
 pub struct Heading {
-    /// The ends, seen from here: `local` sends. Ports are those of `header`.
+    /// The ends, as seen from here: `local` sends. Ports are those of `header`.
     pub flow: FourTuple,
     /// Fields and options.
     pub header: Header,
@@ -40,27 +40,27 @@ pub struct Heading {
     pub traffic_class: u8,
 }
 
-/// What became of segments that were to be sent.
+/// Counters of segments to be sent.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct OutputCounters {
-    /// Sent in the frame that they came in.
+    /// Sent in the frame in which they arrived.
     pub in_place: u64,
-    /// Written into frames of the sender's.
+    /// Copied into frames of the sender.
     pub copied: u64,
     /// Dropped: the next hop's link address is not known yet, and is being looked for.
     pub unresolved: u64,
-    /// Dropped: the next hop is not known, and too many questions were asked about
-    /// others lately.
+    /// Dropped: the next hop is not known, and too many queries for others were made
+    /// lately.
     pub unasked: u64,
     /// Dropped: no route leads there by that interface.
     pub unreachable: u64,
-    /// Dropped: the device takes no more now.
+    /// Dropped: the device accepts no more now.
     pub full: u64,
     /// Dropped: longer than the interface's MTU, or between addresses of two families.
     pub refused: u64,
-    /// Times that a device sent nothing of what it has been given, as it was down; what
-    /// it holds goes when it is up.
+    /// Times that a device sent nothing because it was down; it sends its frames when it
+    /// is up.
     pub down: u64,
 }
 
@@ -70,12 +70,12 @@ const SENDERS: usize = 4096;
 /// A next hop, by destination and, where there is one, the address that sends.
 type Found = (IpAddr, Option<IpAddr>, MacAddress);
 
-/// Why there is no next hop.
+/// The reason that there is no next hop.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Missing {
-    /// It is being looked for.
+    /// It is being resolved.
     Unresolved,
-    /// It may not be asked for now.
+    /// It may not be queried now.
     Unasked,
     /// No route leads there.
     Unreachable,
@@ -139,7 +139,7 @@ impl Output {
         self.some_apart && (is_apart(from) || is_apart(to))
     }
 
-    /// What became of everything so far.
+    /// Returns the counters so far.
     pub fn counters(&self) -> OutputCounters {
         self.counters
     }
@@ -516,7 +516,7 @@ impl Interface {
         }
     }
 
-    /// False once the interface is no more.
+    /// Returns false once the interface is gone.
     fn is_there(&self) -> bool {
         self.stack.core().netdev.check().is_ok()
     }
@@ -592,7 +592,7 @@ fn ip_len(flow: &FourTuple) -> usize {
     }
 }
 
-/// Where a destination's next hop is kept.
+/// Returns the slot of a destination's next hop.
 fn slot(remote: IpAddr) -> usize {
     let last = match remote {
         IpAddr::V4(address) => address.octets()[3],

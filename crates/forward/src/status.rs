@@ -1,5 +1,5 @@
-//! What an operator sees of who forwards: asked for by the control thread, answered by
-//! the thread that forwards, between two rounds. Nothing is gathered while nobody asks.
+//! An operator's view of a forwarding program: the control thread asks for it, and the
+//! forwarding thread answers between two rounds. Nothing is gathered without a request.
 
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc::{SyncSender, sync_channel};
@@ -41,7 +41,7 @@ impl Status {
         *lock(&self.asked) = Asked { answers, by: None };
     }
 
-    /// Asks, and waits; none where nobody answers.
+    /// Asks, and waits; `None` without an answering thread.
     pub(super) fn ask(&self) -> Option<Answer> {
         let answer = {
             let mut asked = lock(&self.asked);
@@ -64,7 +64,7 @@ impl Status {
         self.wanted.store(false, Ordering::Relaxed);
         let by = lock(&self.asked).by.take();
         if let Some(by) = by {
-            // Who no longer waits needs none.
+            // A requester that no longer waits needs no answer.
             let _ = by.try_send(make());
         }
     }

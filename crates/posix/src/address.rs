@@ -1,4 +1,4 @@
-//! Addresses as sockets of either family show and take them.
+//! How a socket of either family shows and accepts addresses.
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 
@@ -6,13 +6,13 @@ use tidewall_sys::RawAddress;
 
 use crate::{Errno, Result};
 
-/// An address as the protocol knows it: IPv4-mapped ones are IPv4.
+/// Returns an address as the protocol uses it: IPv4-mapped addresses become IPv4.
 pub(crate) fn canonical(address: SocketAddr) -> SocketAddr {
     SocketAddr::new(address.ip().to_canonical(), address.port())
 }
 
-/// As a socket of a family shows an address. The scope stays: an answer to a link-local
-/// address leaves by the interface that it names.
+/// Returns an address as a socket of the family shows it. The scope stays: a reply to a
+/// link-local address leaves by the interface that the scope names.
 pub(crate) fn shown(address: SocketAddr, domain: i32) -> SocketAddr {
     match address.ip() {
         IpAddr::V4(v4) if domain == libc::AF_INET6 => {
@@ -22,7 +22,7 @@ pub(crate) fn shown(address: SocketAddr, domain: i32) -> SocketAddr {
     }
 }
 
-/// The wildcard of a family.
+/// Returns the wildcard address of a family.
 pub(crate) fn wildcard(domain: i32) -> IpAddr {
     if domain == libc::AF_INET6 {
         Ipv6Addr::UNSPECIFIED.into()
@@ -31,8 +31,8 @@ pub(crate) fn wildcard(domain: i32) -> IpAddr {
     }
 }
 
-/// The address argument of a call that sends a datagram by a socket of a family; `None` for one
-/// that leaves it to the peer.
+/// Parses the address argument of a call that sends a datagram by a socket of the family.
+/// `None` for an address that means the connected peer.
 pub(crate) fn of_datagram(bytes: &[u8], domain: i32) -> Result<Option<SocketAddr>> {
     let invalid = Errno(libc::EINVAL);
     let family = bytes.first_chunk().ok_or(invalid)?;
@@ -59,7 +59,8 @@ pub(crate) fn of_datagram(bytes: &[u8], domain: i32) -> Result<Option<SocketAddr
     Ok(RawAddress::parse(&whole))
 }
 
-/// Checks that a datagram socket of a family may be given an address: one of IPv6 takes both.
+/// Checks that a datagram socket of a family may use an address: an IPv6 socket accepts both
+/// families.
 pub(crate) fn check_datagram_family(address: SocketAddr, domain: i32) -> Result<()> {
     match (domain, address) {
         (libc::AF_INET6, SocketAddr::V4(_)) => Ok(()),
@@ -67,11 +68,11 @@ pub(crate) fn check_datagram_family(address: SocketAddr, domain: i32) -> Result<
     }
 }
 
-/// Checks that a TCP socket of a family may be connected to an address.
+/// Checks that a TCP socket of a family may connect to an address.
 pub(crate) fn check_peer(address: SocketAddr, domain: i32, only_v6: bool) -> Result<()> {
     check_family(address, domain)?;
     match address {
-        // Linux: IPv6 has no way to a mapped address.
+        // Linux: a socket with IPV6_V6ONLY cannot reach a mapped address.
         SocketAddr::V6(it) if only_v6 && it.ip().to_ipv4_mapped().is_some() => {
             Err(Errno(libc::ENETUNREACH))
         }
@@ -79,7 +80,7 @@ pub(crate) fn check_peer(address: SocketAddr, domain: i32, only_v6: bool) -> Res
     }
 }
 
-/// Checks that a socket of a family may be given an address.
+/// Checks that a socket of a family may use an address.
 pub(crate) fn check_family(address: SocketAddr, domain: i32) -> Result<()> {
     match (domain, address) {
         (libc::AF_INET, SocketAddr::V6(_)) => Err(Errno(libc::EAFNOSUPPORT)),

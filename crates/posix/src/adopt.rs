@@ -1,7 +1,7 @@
-//! Numbers that the kernel gives out, and sockets that a program has made with it.
+//! Descriptors that the kernel allocates, and kernel sockets that a program has created.
 //!
-//! The kernel's table of descriptors stays the only one that gives numbers out: each
-//! number that is open here is open there, too, and is closed here first.
+//! The kernel's descriptor table alone allocates numbers. A descriptor that is open here
+//! is open there, too, and is closed here first.
 
 use std::io;
 use std::net::SocketAddr;
@@ -20,36 +20,35 @@ use crate::option::{
 use crate::socket::{State, kernel_socket, stream_of};
 use crate::{Errno, Posix, Result, as_error, errno, lock};
 
-/// Where a connection that was accepted is.
+/// The owner of an accepted connection.
 #[derive(Debug)]
 pub enum Accepted {
-    /// In the stack, by the number that was given for it.
+    /// The stack, under the descriptor that was passed.
     Here,
-    /// In the kernel, whose socket this is; the number names nothing here.
+    /// The kernel, whose socket this is; the descriptor stays unused here.
     Kernel(OwnedFd),
 }
 
-/// Which options a program may have set on a socket of the kernel's, as far as they are
-/// looked at when the socket comes here.
+/// The options that a program may have set on a kernel socket, of those that are read
+/// when the stack adopts the socket.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct OptionsSet(u64);
 
 impl OptionsSet {
-    /// The socket was just made.
+    /// No option: the socket was just created.
     pub const NONE: Self = OptionsSet(0);
-    /// Nobody has watched.
+    /// Every option: the calls on this socket were not observed.
     pub const ALL: Self = OptionsSet((1 << TABLE.len()) - 1);
-    /// Bits of [`OptionsSet::bits`].
+    /// The number of bits in [`OptionsSet::bits`].
     pub const BITS: u32 = TABLE.len() as u32;
 
-    /// The place that an option changes: the one of the table that it sets, or anything where it sets
-    /// none of these.
+    /// The table row that an option changes; every row if the option is not one of the table.
     pub fn of(level: i32, name: i32) -> Self {
         let place = place_of((level, name));
         place.map_or(Self::ALL, |place| OptionsSet(1 << place))
     }
 
-    /// Whether an option may have been set.
+    /// Reports whether an option may have been set.
     pub fn includes(self, level: i32, name: i32) -> bool {
         match place_of((level, name)) {
             Some(place) => self.has(place),
@@ -57,12 +56,12 @@ impl OptionsSet {
         }
     }
 
-    /// To be kept as a number, of [`OptionsSet::from_bits`].
+    /// Returns the set as a number, for [`OptionsSet::from_bits`].
     pub fn bits(self) -> u64 {
         self.0
     }
 
-    /// Of [`OptionsSet::bits`].
+    /// Restores a set from [`OptionsSet::bits`].
     pub fn from_bits(bits: u64) -> Self {
         OptionsSet(bits & Self::ALL.0)
     }
@@ -72,13 +71,13 @@ impl OptionsSet {
     }
 }
 
-/// Their values, of those that a socket has.
+/// The options' values on a new socket; `None` for an option that it lacks.
 pub(crate) type Defaults = [Option<Vec<u8>>; TABLE.len()];
 
-/// socket(7), of Linux 5.14, which the libc crate leaves out.
+/// From socket(7), Linux 5.14; the libc crate lacks it.
 const SO_BUF_LOCK: i32 = 72;
 
-/// The longest of their values.
+/// The longest of the options' values, in bytes.
 const VALUE_BYTES: usize = 32;
 
 fn value_of(socket: impl AsFd, (level, name): (i32, i32)) -> Option<Vec<u8>> {
@@ -92,16 +91,16 @@ fn domain_of(socket: &OwnedFd) -> Result<i32> {
 }
 
 impl Posix {
-    /// Has a number of the kernel's name a listener: its socket, of which the caller gives a
-    /// duplicate, listens already ([`TcpListener::adopt`]). Options that the program has set
-    /// are the listener's.
+    /// Makes a kernel descriptor name a listener. Its socket, of which the caller passes a
+    /// duplicate, is already listening ([`TcpListener::adopt`]). The listener inherits the
+    /// options that the program has set.
     ///
     /// # Errors
-    /// As [`TcpListener::adopt`], in its words; EBADF for a number above the limit. Nothing has
-    /// changed then.
+    /// Those of [`TcpListener::adopt`], with its messages; EBADF for a descriptor above the
+    /// limit. Nothing has changed then.
     pub fn adopt_listener(&self, fd: i32, socket: OwnedFd) -> io::Result<()> {
         if u32::try_from(fd).is_ok_and(|number| number >= self.config.limit) {
-            // Once it is adopted its end would end the program's socket, too.
+            // Dropping an adopted listener would also close the program's socket.
             return Err(as_error(Errno(libc::EBADF)));
         }
         let domain = domain_of(&socket).map_err(as_error)?;
@@ -116,15 +115,16 @@ impl Posix {
         Ok(())
     }
 
-    /// Has a number of the kernel's name a datagram socket: its own, of which the caller
-    /// gives a duplicate, is bound ([`UdpSocket::adopt`]).
+    /// Makes a kernel descriptor name a datagram socket. Its kernel socket, of which the
+    /// caller passes a duplicate, is bound ([`UdpSocket::adopt`]).
     ///
     /// # Errors
-    /// As [`UdpSocket::adopt`], in its words; EBADF for a number above the limit. Nothing has
-    /// changed then.
+    /// Those of [`UdpSocket::adopt`], with its messages; EBADF for a descriptor above the
+    /// limit. Nothing has changed then.
     pub fn adopt_datagrams(&self, fd: i32, socket: OwnedFd) -> io::Result<()> {
         let domain = domain_of(&socket).map_err(as_error)?;
-        // What it has before it is the stack's, which sets those of messages for itself.
+        // Read before adoption: afterwards the socket also has the message options that
+        // the stack sets for itself.
         let own = message_options().chain([(libc::SOL_SOCKET, libc::SO_RCVTIMEO)]);
         let own: Vec<_> = own
             .filter_map(|which| Some((which, value_of(&socket, which)?)))
@@ -137,21 +137,24 @@ impl Posix {
         self.install(fd, datagrams.into()).map_err(as_error)?;
         self.enter(fd, domain, libc::SOCK_DGRAM, state);
         for ((level, option), value) in own {
-            // It was the kernel's, so it is well-formed.
+            // The kernel reported this value, so it is well-formed.
             let _ = self.setsockopt(fd, level, option, &value);
         }
         Ok(())
     }
 
-    /// Begins a connection for a number of the kernel's whose socket, of which the caller
-    /// gives a duplicate, is not connected: as [`Posix::connect`] of a nonblocking stream, or
-    /// of one that waits. False where the way to the address is not by the stack's interface:
-    /// nothing was done, and the number names nothing here. `set`: what the program may have
-    /// set, which is asked of the socket.
+    /// Begins a connection on a kernel descriptor whose socket is not connected; the caller
+    /// passes a duplicate. Behaves as [`Posix::connect`] does for a nonblocking or a blocking
+    /// stream.
+    ///
+    /// Returns false if the route to the address does not use the stack's interface; then
+    /// nothing was done, and the descriptor is unused here. `set` holds the options that the
+    /// program may have set; their values are read from the socket.
     ///
     /// # Errors
-    /// As [`Posix::connect`]: with EINPROGRESS, or where the handshake failed, the number
-    /// names the connection; with others it names nothing, and its socket is as before.
+    /// Those of [`Posix::connect`]. With EINPROGRESS, or if the handshake failed, the
+    /// descriptor names the connection. With any other error it names nothing here, and
+    /// its socket is as before.
     pub fn adopt_connecting(
         &self,
         fd: i32,
@@ -195,10 +198,10 @@ impl Posix {
         Ok(true)
     }
 
-    /// `accept4(2)` for a number of the kernel's, which names nothing yet.
+    /// `accept4(2)` on to a kernel descriptor that names nothing yet.
     ///
     /// # Errors
-    /// As [`Posix::accept4`] but EMFILE; the number names nothing then.
+    /// Those of [`Posix::accept4`] but EMFILE; the descriptor then names nothing.
     pub fn accept_as(
         &self,
         fd: i32,
@@ -225,18 +228,18 @@ impl Posix {
         Ok((Accepted::Here, peer))
     }
 
-    /// Has a number of the kernel's name an epoll set beside the kernel's own
-    /// ([`EpollSet::beside`]), of which the caller gives a duplicate.
+    /// Makes a kernel descriptor name an epoll set beside the kernel's own
+    /// ([`EpollSet::beside`]), of which the caller passes a duplicate.
     ///
     /// # Errors
-    /// As [`EpollSet::beside`]; EBADF for a number above the limit.
+    /// Those of [`EpollSet::beside`]; EBADF for a descriptor above the limit.
     pub fn adopt_epoll(&self, fd: i32, set: OwnedFd) -> Result<()> {
         let set = EpollSet::beside(self.stack(), set).map_err(errno)?;
         self.install(fd, set.into())
     }
 
-    /// Has another number of the kernel's name the same open file, as `dup2(2)`; what it
-    /// named here is closed.
+    /// Makes another kernel descriptor name the same open file, as `dup2(2)`. The file
+    /// that it named here is closed.
     ///
     /// # Errors
     /// EBADF, ENOMEM.
@@ -252,8 +255,8 @@ impl Posix {
         installed.map_err(errno)
     }
 
-    /// Of the options that the program may have `set`, those that differ from a TCP socket's
-    /// that was just made.
+    /// Returns the options whose values differ from those of a new TCP socket, among those
+    /// that the program may have `set`.
     fn carried(&self, socket: &OwnedFd, domain: i32, set: OptionsSet) -> Result<State> {
         let mut state = State {
             options: Options::new(&self.stack().sysctl()),
@@ -264,7 +267,8 @@ impl Posix {
         }
         let defaults = self.defaults(domain)?;
         let fast_client = self.stack().sysctl().fast_open & SYSCTL_FAST_OPEN_CLIENT != 0;
-        // Of an older kernel's socket both may have been set.
+        // A socket of an older kernel, without SO_BUF_LOCK, may have had both buffers
+        // set.
         let buffers = || tidewall_sys::option(socket, libc::SOL_SOCKET, SO_BUF_LOCK).unwrap_or(!0);
         let file = OpenFile::from(socket.try_clone().map_err(errno)?);
         for (place, (row, default)) in TABLE.iter().zip(defaults).enumerate() {
@@ -284,17 +288,18 @@ impl Posix {
             if let Carry::Locked(_) = row.carry
                 && let Some(bytes) = value.first_chunk_mut::<4>()
             {
-                // What is read is twice what was set.
+                // The kernel reports twice the value that was set.
                 *bytes = (i32::from_ne_bytes(*bytes) / 2).to_ne_bytes();
             }
-            // What the engine has not, the connection has not; the socket has it.
+            // A value that the engine rejects applies to the kernel socket, not to the
+            // connection.
             let _ = option::set(&mut state, &file, fast_client, row.which, &value);
         }
         Ok(state)
     }
 
-    /// The options of a socket that was just made, looked at once: what an administrator has
-    /// changed since then is carried, as if the program had set it.
+    /// Returns the options of a new socket, read once. A change that an administrator makes
+    /// later is carried over as if the program had made it.
     fn defaults(&self, domain: i32) -> Result<&Defaults> {
         let known = match domain {
             libc::AF_INET6 => &self.defaults[1],
@@ -310,7 +315,7 @@ impl Posix {
     }
 }
 
-/// How many connections may wait for a listener, which Linux says in `tcpi_sacked`.
+/// Returns a listener's backlog, which Linux reports in `tcpi_sacked`.
 fn backlog_of(socket: &OwnedFd) -> Option<u32> {
     const SACKED: usize = 28;
     let mut info = [0; 256];

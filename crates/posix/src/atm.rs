@@ -1,4 +1,4 @@
-//! Circuits as C programs have them: AF_ATMPVC, and the options of `linux/atm.h`.
+//! The C interface to circuits: AF_ATMPVC, and the options of `linux/atm.h`.
 
 use std::ops::RangeInclusive;
 
@@ -10,10 +10,10 @@ use crate::{Errno, Posix, Result, errno, lock};
 
 /// Any interface, path or channel (`ATM_ITF_ANY`, `ATM_VPI_ANY`, `ATM_VCI_ANY`).
 const ANY: i32 = -1;
-/// The number of a stack's one interface.
+/// The number of a stack's only interface.
 const INTERFACE: i16 = 0;
 
-/// The highest path that a circuit's label has a place for.
+/// The highest virtual path that a circuit's label can hold.
 const VPI_MAX: u16 = 14;
 
 /// `SO_SETCLP`.
@@ -30,7 +30,7 @@ const CBR: u8 = 2;
 pub(crate) const ANY_CLASS: u8 = 5;
 /// No bound on a rate (`ATM_MAX_PCR`).
 const PCR_MAX: i32 = -1;
-/// The highest rate that a call has a place for, in cells a second.
+/// The highest rate that a call can carry, in cells per second.
 const RATE_MAX: i32 = 0xff_ffff;
 /// `ATM_MAX_CDV`.
 const CDV_MAX: i32 = 9999;
@@ -52,10 +52,10 @@ pub struct PvcAddress {
 }
 
 impl PvcAddress {
-    /// Its length in bytes.
+    /// Length of the structure in bytes.
     pub const LEN: usize = 12;
 
-    /// From the bytes of a C caller.
+    /// Parses the bytes that a C caller passes.
     ///
     /// # Errors
     /// EINVAL for another length, EAFNOSUPPORT for another family.
@@ -72,7 +72,7 @@ impl PvcAddress {
         })
     }
 
-    /// As C has it.
+    /// Returns the C structure.
     #[must_use]
     pub fn to_bytes(self) -> [u8; Self::LEN] {
         let mut bytes = [0; Self::LEN];
@@ -88,10 +88,10 @@ impl PvcAddress {
 #[derive(Clone, Copy)]
 pub(crate) struct Qos([u8; Self::LEN]);
 
-/// Where a direction's parameters begin.
+/// Offsets at which a direction's parameters begin.
 pub(crate) const SEND: usize = 0;
 pub(crate) const RECEIVE: usize = 40;
-/// Where they are in them.
+/// Offsets of the fields within those parameters.
 const MAX_PCR: usize = 4;
 const PCR: usize = 8;
 const MIN_PCR: usize = 12;
@@ -102,11 +102,11 @@ impl Qos {
     const LEN: usize = 84;
     const AAL: usize = 80;
 
-    /// As Linux's `check_qos` and `adjust_tp` have it.
+    /// Parses and checks the structure as Linux's `check_qos` and `adjust_tp` do.
     ///
     /// # Errors
-    /// EINVAL for another length, no direction, or parameters that contradict each other;
-    /// EOPNOTSUPP for other classes than UBR and CBR, EINVAL for a rate of CBR over 24 bits.
+    /// EINVAL for another length, no direction, contradictory parameters, or a CBR rate over
+    /// 24 bits. EOPNOTSUPP for classes other than UBR and CBR.
     fn parse(value: &[u8]) -> Result<Self> {
         let mut qos = Self(value.try_into().map_err(|_| Errno(libc::EINVAL))?);
         let classes = [SEND, RECEIVE].map(|direction| qos.0[direction]);
@@ -151,7 +151,7 @@ impl Qos {
         }
     }
 
-    /// The cells a second of a direction (SELECT_TOP_PCR).
+    /// Returns a direction's rate in cells per second (SELECT_TOP_PCR).
     fn rate(&self, direction: usize) -> i32 {
         let [most, rate, least] = [MAX_PCR, PCR, MIN_PCR].map(|at| self.int(direction + at));
         match (rate, most) {
@@ -161,7 +161,8 @@ impl Qos {
         }
     }
 
-    /// Of CBR the rates of both directions; one that is not used has the other's.
+    /// Returns the rates of both directions for CBR. An unused direction reports the
+    /// other's rate.
     fn rates(&self) -> Option<Rates> {
         let of = |direction| {
             let rate = (self.class(direction) == CBR).then(|| self.rate(direction))?;
@@ -174,7 +175,7 @@ impl Qos {
         })
     }
 
-    /// The longest payload of a direction; 0 for one that is not used.
+    /// Returns the longest payload of a direction; 0 if the direction is unused.
     fn longest(&self, direction: usize) -> usize {
         match self.0[direction] {
             NONE => 0,
@@ -182,12 +183,12 @@ impl Qos {
         }
     }
 
-    /// A direction's class.
+    /// Returns a direction's class.
     pub(crate) fn class(&self, direction: usize) -> u8 {
         self.0[direction]
     }
 
-    /// EPROTOTYPE for another adaptation layer than AAL5.
+    /// Returns EPROTOTYPE for an adaptation layer other than AAL5.
     pub(crate) fn check_layer(&self) -> Result<()> {
         match self.0[Qos::AAL] {
             NO_AAL | AAL5 => Ok(()),
@@ -204,17 +205,17 @@ impl Qos {
     }
 }
 
-/// What a socket of circuits was given.
+/// The parameters that a circuit socket was configured with.
 #[derive(Clone, Default)]
 pub(crate) struct AtmState {
     pub(crate) qos: Option<Qos>,
     pub(crate) low_priority: bool,
-    /// Of AF_ATMSVC: what it is bound to, and SO_ATMSAP.
+    /// AF_ATMSVC: the address that it is bound to, and SO_ATMSAP.
     pub(crate) service: Option<SvcAddress>,
     pub(crate) sap: SapBytes,
 }
 
-/// What a number of an address stands for: itself, or all of `any`.
+/// The range that an address field stands for: itself, or all of `any`.
 fn numbers(number: i32, any: RangeInclusive<u16>) -> Result<RangeInclusive<u16>> {
     match (number, u16::try_from(number)) {
         (ANY, _) => Ok(any),
@@ -223,7 +224,7 @@ fn numbers(number: i32, any: RangeInclusive<u16>) -> Result<RangeInclusive<u16>>
     }
 }
 
-/// The circuit of an open file, if it is one.
+/// Returns the circuit of an open file, if it is one.
 pub(crate) fn circuit_of(file: &OpenFile) -> Option<&AtmSocket> {
     match file {
         OpenFile::Circuit(socket) => Some(socket),
@@ -232,13 +233,18 @@ pub(crate) fn circuit_of(file: &OpenFile) -> Option<&AtmSocket> {
 }
 
 impl Posix {
-    /// `bind(2)` and `connect(2)` of AF_ATMPVC, which are the same: the circuit is open then.
+    /// `bind(2)` and `connect(2)` of AF_ATMPVC, which do the same: they open the circuit.
     ///
     /// # Errors
-    /// As Linux: EAFNOSUPPORT for a socket of another family, EBADFD before SO_ATMQOS was
-    /// set, EISCONN when bound, EINVAL for ATM_ANYCLASS, ENODEV for another interface, EPROTOTYPE for another
-    /// adaptation layer than AAL5, EINVAL for what is not in the ranges of
-    /// [`PvcAddress`]; what [`AtmSocket::bind`] reports.
+    /// As Linux:
+    ///
+    /// - EAFNOSUPPORT for a socket of another family;
+    /// - EBADFD before SO_ATMQOS was set;
+    /// - EISCONN when bound;
+    /// - EINVAL for ATM_ANYCLASS, or for an address outside the ranges of [`PvcAddress`];
+    /// - ENODEV for another interface;
+    /// - EPROTOTYPE for an adaptation layer other than AAL5;
+    /// - the errors that [`AtmSocket::bind`] reports.
     pub fn bind_circuit(&self, fd: i32, address: PvcAddress) -> Result<()> {
         let socket = self.atm_socket(fd)?;
         if circuit_of(&*self.file(fd)?).is_some() {
@@ -249,7 +255,7 @@ impl Posix {
             (state.atm(), state.options.read_timeout)
         };
         let qos = state.qos.ok_or(Errno(libc::EBADFD))?;
-        // Of no class in particular: signalling would choose.
+        // No particular class: signalling would choose it.
         if [SEND, RECEIVE].map(|at| qos.class(at)).contains(&ANY_CLASS) {
             return Err(Errno(libc::EINVAL));
         }
@@ -282,7 +288,7 @@ impl Posix {
         self.circuit_of_number(fd)
     }
 
-    /// The circuit of a socket of either family: SO_ATMPVC.
+    /// Returns the circuit of a socket of either family: SO_ATMPVC.
     fn circuit_of_number(&self, fd: i32) -> Result<PvcAddress> {
         let file = self.file(fd)?;
         let circuit = circuit_of(&file).and_then(AtmSocket::circuit);
@@ -313,7 +319,7 @@ impl Posix {
         let mut state = lock(&socket.state);
         let state = state.atm_mut();
         match option {
-            // What is open keeps what was agreed on.
+            // An open circuit keeps the agreed parameters.
             SO_ATMQOS if !matches!(file, OpenFile::Kernel(_)) => Err(Errno(libc::EOPNOTSUPP)),
             SO_ATMQOS => {
                 state.qos = Some(Qos::parse(value)?);

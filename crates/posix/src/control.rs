@@ -6,7 +6,7 @@ use tidewall::descriptor::Flags;
 use crate::socket::stream_of;
 use crate::{Errno, Posix, Result, errno, lock};
 
-/// `linux/sockios.h`: bytes written and not sent.
+/// `linux/sockios.h`: bytes written but not sent.
 const SIOCOUTQNSD: u64 = 0x894b;
 
 impl Posix {
@@ -56,8 +56,8 @@ impl Posix {
         }
     }
 
-    /// `ioctl(2)`: SIOCINQ (FIONREAD), SIOCOUTQ (TIOCOUTQ) and SIOCOUTQNSD, which give
-    /// a value back, and FIONBIO with its argument.
+    /// `ioctl(2)`: SIOCINQ (FIONREAD), SIOCOUTQ (TIOCOUTQ) and SIOCOUTQNSD, which return
+    /// a value, and FIONBIO with its argument.
     ///
     /// # Errors
     /// EINVAL on a listener, ENOTTY for any other request.

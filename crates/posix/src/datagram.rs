@@ -1,4 +1,4 @@
-//! Datagram sockets: their options, and the control messages of packets (ip(7), ipv6(7)).
+//! Datagram sockets: their options, and per-packet control messages (ip(7), ipv6(7)).
 
 use std::io::{IoSlice, IoSliceMut, Read};
 use std::net::{IpAddr, SocketAddr};
@@ -11,11 +11,12 @@ use crate::option::{between, int, timeval};
 use crate::socket::Socket;
 use crate::{ControlMessage, Errno, Posix, Received, Result, errno, lock};
 
-/// Default of `net.ipv4.ip_default_ttl` and `net.ipv6.conf.*.hop_limit`, which −1 asks for.
+/// Default of `net.ipv4.ip_default_ttl` and `net.ipv6.conf.*.hop_limit`, which a value of
+/// −1 selects.
 pub(crate) const HOPS: u8 = 64;
 
-/// Options that have a control message come with each datagram, and its kind, which has the
-/// option's level; in the order that the messages come in.
+/// Options that attach a control message to each datagram: level, option, and message type.
+/// The message's level is the option's. In the order in which messages are delivered.
 const MESSAGES: [(i32, i32, i32); 6] = [
     (
         libc::IPPROTO_IPV6,
@@ -33,7 +34,8 @@ const MESSAGES: [(i32, i32, i32); 6] = [
     (libc::IPPROTO_IPV6, libc::IPV6_RECVTCLASS, libc::IPV6_TCLASS),
 ];
 
-/// The bit of such an option in [`Socket::messages`]; a socket of IPv4 has none of IPv6's.
+/// Returns an option's bit in [`Socket::messages`]. An IPv4 socket has none of the IPv6
+/// options.
 pub(crate) fn message_bit(domain: i32, level: i32, option: i32) -> Option<u8> {
     if level == libc::IPPROTO_IPV6 && domain != libc::AF_INET6 {
         return None;
@@ -44,12 +46,12 @@ pub(crate) fn message_bit(domain: i32, level: i32, option: i32) -> Option<u8> {
     found.map(|at| 1 << at)
 }
 
-/// The bit in [`Socket::messages`] of a datagram that MSG_MORE has begun.
+/// The bit in [`Socket::messages`] that marks a datagram begun with MSG_MORE.
 const BEGUN: u8 = 1 << 7;
 const _: () = assert!(MESSAGES.len() < 7);
 
 impl Socket {
-    /// Whether a call with MSG_MORE has begun a datagram.
+    /// Reports whether a call with MSG_MORE has begun a datagram.
     pub(crate) fn has_begun_datagram(&self) -> bool {
         self.messages.load(Ordering::Relaxed) & BEGUN != 0
     }
@@ -62,7 +64,7 @@ impl Socket {
     }
 }
 
-/// All of them, to be carried over.
+/// All message options, to be carried over.
 pub(crate) fn message_options() -> impl Iterator<Item = (i32, i32)> {
     MESSAGES
         .into_iter()
@@ -70,7 +72,7 @@ pub(crate) fn message_options() -> impl Iterator<Item = (i32, i32)> {
 }
 
 impl Posix {
-    /// `None` for an option that is not a datagram socket's own.
+    /// Sets an option; `None` if it is not specific to datagram sockets.
     pub(crate) fn set_of_datagrams(
         &self,
         file: &OpenFile,
@@ -90,7 +92,7 @@ impl Posix {
         Some(set(datagrams, socket, (level, option), value))
     }
 
-    /// `None` for an option that other sockets have as well.
+    /// Returns an option; `None` if other sockets have it as well.
     pub(crate) fn of_datagrams(
         &self,
         file: &OpenFile,
@@ -116,12 +118,14 @@ impl Posix {
             | (libc::SOL_SOCKET, libc::SO_PROTOCOL | libc::SO_ACCEPTCONN | libc::SO_RCVTIMEO) => {
                 None
             }
-            // What it was bound with, the kernel's socket that holds its port has.
+            // The kernel socket that holds the port has the options that it was bound
+            // with.
             _ => Some(Err(Errno(libc::ENOPROTOOPT))),
         }
     }
 
-    /// One datagram, with the control messages that the socket's options ask for.
+    /// Receives one datagram, with the control messages that the socket's options
+    /// request.
     pub(crate) fn receive_datagram(
         &self,
         datagrams: &UdpSocket,
@@ -134,7 +138,7 @@ impl Posix {
         let mut result = Received::default();
         let each = |packet: tidewall::Received<'_>| {
             let length = packet.payload.len();
-            // Reading from memory has no errors.
+            // Reading from memory cannot fail.
             let copied = (&mut &*packet.payload)
                 .read_vectored(buffers)
                 .unwrap_or_default();
@@ -184,8 +188,8 @@ impl Posix {
                     };
                     [interface.to_ne_bytes(), own.octets(), to.octets()].concat()
                 }
-                // Each family has its own; that none are left is not known of one that was
-                // put together by the kernel.
+                // Each family has its own. The hop limit of a datagram that the kernel
+                // reassembled is unknown.
                 _ if (level == libc::IPPROTO_IP) != is_v4 || packet.hop_limit == 0 => return None,
                 (_, libc::IP_TOS) if is_v4 => vec![packet.traffic_class],
                 (_, libc::IPV6_TCLASS) => class.to_vec(),
@@ -196,21 +200,22 @@ impl Posix {
         messages.collect()
     }
 
-    /// What a call that sends says where to, as bytes of C's, of a datagram socket; `None` for
-    /// its peer.
+    /// Parses the destination address of a sending call on a datagram socket, given as C
+    /// bytes; `None` means its peer.
     ///
     /// # Errors
-    /// EINVAL for one that is cut short, EAFNOSUPPORT for another family.
+    /// EINVAL for a truncated address, EAFNOSUPPORT for another family.
     pub fn destination(&self, fd: i32, bytes: &[u8]) -> Result<Option<SocketAddr>> {
         of_datagram(bytes, self.socket_of(fd)?.domain)
     }
 
-    /// As [`Posix::sendmsg`] of a datagram, from an address of this host (IP_PKTINFO,
-    /// IPV6_PKTINFO); from the unspecified one it is the same.
+    /// Sends a datagram as [`Posix::sendmsg`] does, from an address of this host
+    /// (IP_PKTINFO, IPV6_PKTINFO). With the unspecified address it is the same as
+    /// `sendmsg`.
     ///
     /// # Errors
-    /// EOPNOTSUPP for another file, EDESTADDRREQ without an address to send to; what
-    /// [`UdpSocket::send_from`] reports.
+    /// EOPNOTSUPP for another file, EDESTADDRREQ without a destination address; the
+    /// errors that [`UdpSocket::send_from`] reports.
     pub fn send_from(
         &self,
         fd: i32,
@@ -246,7 +251,7 @@ impl Posix {
     }
 }
 
-/// IP_TTL and IPV6_UNICAST_HOPS; `None` for the default.
+/// Parses IP_TTL and IPV6_UNICAST_HOPS; `None` for the default.
 pub(crate) fn hops_of(value: &[u8]) -> Result<Option<u8>> {
     match int(value)? {
         -1 => Ok(None),

@@ -1,4 +1,4 @@
-//! `TCP_INFO`, as Linux lays it out.
+//! `TCP_INFO` in Linux's layout.
 
 use tidewall::TcpStream;
 use tidewall_protocol::tcp::{Info, State};
@@ -6,16 +6,16 @@ use tidewall_protocol::tcp::{Info, State};
 /// Defines the fields once: as a structure, by name, and in Linux's layout.
 macro_rules! tcp_info {
     ($($(#[$documentation:meta])* $field:ident: $type:ty, $name:literal;)*) => {
-        /// `struct tcp_info` of `linux/tcp.h`, in its units: windows in segments,
-        /// times in microseconds (milliseconds where the name begins with
-        /// `last`). What the engine does not count is zero.
+        /// `struct tcp_info` of `linux/tcp.h`, in its units: windows in segments, times
+        /// in microseconds (milliseconds if the name begins with `last`). A value that
+        /// the engine does not count is zero.
         #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
         pub struct TcpInfo {
             $($(#[$documentation])* pub $field: $type,)*
         }
 
         impl TcpInfo {
-            /// A field by its name in `linux/tcp.h`, `tcpi_snd_cwnd` for one.
+            /// Returns a field by its name in `linux/tcp.h`, for example `tcpi_snd_cwnd`.
             pub fn field(&self, name: &str) -> Option<u64> {
                 match name {
                     $($name => Some(u64::from(self.$field)),)*
@@ -23,7 +23,7 @@ macro_rules! tcp_info {
                 }
             }
 
-            /// The bytes as `getsockopt` gives them on this machine.
+            /// Returns the bytes as `getsockopt` returns them on this machine.
             pub fn to_bytes(&self) -> Vec<u8> {
                 let mut bytes = Vec::with_capacity(256);
                 $(bytes.extend_from_slice(&self.$field.to_ne_bytes());)*
@@ -40,13 +40,13 @@ tcp_info! {
     ca_state: u8, "tcpi_ca_state";
     /// Timeouts in a row without progress.
     retransmits: u8, "tcpi_retransmits";
-    /// Probes of a closed window without an answer.
+    /// Unanswered probes of a closed window.
     probes: u8, "tcpi_probes";
     /// Doublings of the timeout.
     backoff: u8, "tcpi_backoff";
     /// 1 timestamps, 2 SACK, 4 window scale, 8 ECN, 16 ECN seen, 32 data in SYN.
     options: u8, "tcpi_options";
-    /// The peer's shift count in the low half, ours in the high half.
+    /// The peer's shift count in the low half, the local one in the high half.
     window_scales: u8, "tcpi_wscale";
     /// Bit 0: the rate sample was limited by the application; bits 1 and 2: why
     /// a fast open failed.
@@ -59,19 +59,19 @@ tcp_info! {
     snd_mss: u32, "tcpi_snd_mss";
     /// Bytes of a full segment received.
     rcv_mss: u32, "tcpi_rcv_mss";
-    /// Segments in flight; of a listener, connections that wait.
+    /// Segments in flight; for a listener, connections that wait to be accepted.
     unacked: u32, "tcpi_unacked";
-    /// Segments of those that were selectively acknowledged.
+    /// Segments in flight that were selectively acknowledged.
     sacked: u32, "tcpi_sacked";
-    /// Taken for lost.
+    /// Segments presumed lost.
     lost: u32, "tcpi_lost";
-    /// Sent again and not acknowledged.
+    /// Segments retransmitted and not acknowledged.
     retrans: u32, "tcpi_retrans";
-    /// Not used by Linux any more.
+    /// Unused; Linux no longer sets it.
     fackets: u32, "tcpi_fackets";
     /// Milliseconds since data was sent.
     last_data_sent: u32, "tcpi_last_data_sent";
-    /// Not remembered by Linux either.
+    /// Zero; Linux does not record it either.
     last_ack_sent: u32, "tcpi_last_ack_sent";
     /// Milliseconds since data was received.
     last_data_recv: u32, "tcpi_last_data_recv";
@@ -91,17 +91,17 @@ tcp_info! {
     snd_cwnd: u32, "tcpi_snd_cwnd";
     /// Maximum segment size announced.
     advmss: u32, "tcpi_advmss";
-    /// Segments that may be overtaken before a loss is presumed.
+    /// Reordering, in segments, that is tolerated before a loss is presumed.
     reordering: u32, "tcpi_reordering";
     /// Receiver's estimate of the round-trip time.
     rcv_rtt: u32, "tcpi_rcv_rtt";
     /// Receive buffer.
     rcv_space: u32, "tcpi_rcv_space";
-    /// Segments sent again since the beginning.
+    /// Segments retransmitted since the beginning.
     total_retrans: u32, "tcpi_total_retrans";
-    /// Bytes a second.
+    /// Bytes per second.
     pacing_rate: u64, "tcpi_pacing_rate";
-    /// Its limit.
+    /// The limit of the pacing rate.
     max_pacing_rate: u64, "tcpi_max_pacing_rate";
     /// Bytes acknowledged.
     bytes_acked: u64, "tcpi_bytes_acked";
@@ -111,7 +111,7 @@ tcp_info! {
     segs_out: u32, "tcpi_segs_out";
     /// Segments received.
     segs_in: u32, "tcpi_segs_in";
-    /// Bytes written and not sent.
+    /// Bytes written but not sent.
     notsent_bytes: u32, "tcpi_notsent_bytes";
     /// Smallest round-trip time.
     min_rtt: u32, "tcpi_min_rtt";
@@ -119,21 +119,21 @@ tcp_info! {
     data_segs_in: u32, "tcpi_data_segs_in";
     /// Segments with data sent.
     data_segs_out: u32, "tcpi_data_segs_out";
-    /// Bytes a second that arrived.
+    /// Bytes per second that arrived.
     delivery_rate: u64, "tcpi_delivery_rate";
     /// Microseconds with data to send.
     busy_time: u64, "tcpi_busy_time";
-    /// Of those, held up by the peer's window.
+    /// The part of that limited by the peer's window.
     rwnd_limited: u64, "tcpi_rwnd_limited";
-    /// Of those, held up by the send buffer.
+    /// The part of that limited by the send buffer.
     sndbuf_limited: u64, "tcpi_sndbuf_limited";
     /// Segments delivered.
     delivered: u32, "tcpi_delivered";
-    /// Of those, marked for congestion.
+    /// Segments of those that were marked for congestion.
     delivered_ce: u32, "tcpi_delivered_ce";
     /// Bytes sent.
     bytes_sent: u64, "tcpi_bytes_sent";
-    /// Of those, again.
+    /// Bytes of those that were retransmissions.
     bytes_retrans: u64, "tcpi_bytes_retrans";
     /// D-SACKs received.
     dsack_dups: u32, "tcpi_dsack_dups";
@@ -143,20 +143,20 @@ tcp_info! {
     rcv_ooopack: u32, "tcpi_rcv_ooopack";
     /// The peer's window.
     snd_wnd: u32, "tcpi_snd_wnd";
-    /// Ours, as announced.
+    /// The local window, as announced.
     rcv_wnd: u32, "tcpi_rcv_wnd";
     /// Changes of the flow's hash.
     rehash: u32, "tcpi_rehash";
     /// Retransmission timeouts.
     total_rto: u16, "tcpi_total_rto";
-    /// Recoveries from those.
+    /// Recoveries from retransmission timeouts.
     total_rto_recoveries: u16, "tcpi_total_rto_recoveries";
-    /// Milliseconds spent in those.
+    /// Milliseconds spent in those recoveries.
     total_rto_time: u32, "tcpi_total_rto_time";
     /// Segments received that were marked for congestion.
     received_ce: u32, "tcpi_received_ce";
-    /// Bytes delivered and received by ECN codepoint: accurate ECN's, which is
-    /// not implemented.
+    /// Bytes delivered and received by ECN codepoint, for accurate ECN, which is not
+    /// implemented.
     delivered_e1_bytes: u32, "tcpi_delivered_e1_bytes";
     /// As above.
     delivered_e0_bytes: u32, "tcpi_delivered_e0_bytes";
@@ -168,7 +168,7 @@ tcp_info! {
     received_e0_bytes: u32, "tcpi_received_e0_bytes";
     /// As above.
     received_ce_bytes: u32, "tcpi_received_ce_bytes";
-    /// Accurate ECN's mode and more options.
+    /// The accurate ECN mode, and more options.
     options2: u32, "tcpi_options2";
 }
 
@@ -189,7 +189,7 @@ fn linux_state(state: State) -> u8 {
 }
 
 impl TcpInfo {
-    /// Of a socket that is neither connected nor listening.
+    /// Returns the values of a socket that is neither connected nor listening.
     pub(crate) fn unconnected() -> Self {
         Self {
             state: linux_state(State::Closed),
@@ -197,7 +197,7 @@ impl TcpInfo {
         }
     }
 
-    /// Of a listener: connections that wait, and how many may.
+    /// Returns a listener's values: connections that wait, and the backlog.
     pub(crate) fn of_listener(waiting: u32, backlog: u32) -> Self {
         Self {
             state: 10,
@@ -207,8 +207,8 @@ impl TcpInfo {
         }
     }
 
-    /// Of a connection, whose interface has an MTU and which announced a maximum
-    /// segment; `None` of one of the kernel's.
+    /// Returns a connection's values. `mtu` is its interface's; `announced` is the
+    /// maximum segment size that it announced. `None` for a kernel connection.
     pub(crate) fn of(stream: &TcpStream, mtu: u32, announced: u32) -> Option<Self> {
         let info: Info = stream.info()?;
         let sending = stream.sending_times()?;

@@ -1,9 +1,9 @@
-//! Sockets as C programs have them: numbers, levels, flags and bytes.
+//! The C interface to sockets: descriptors, levels, flags and bytes.
 //!
-//! Lives here: [`Posix`], the calls of sockets(7) over the sockets of
-//! `tidewall_socket`, with Linux's constants, layouts and error numbers; and [`raw`],
-//! what those calls do to a C caller's memory. Does not live here: protocol rules,
-//! readiness, waiting: a call that waits waits in the socket underneath.
+//! Lives here: [`Posix`], the calls of sockets(7) over the sockets of `tidewall_socket`,
+//! with Linux's constants, layouts and error numbers; and [`raw`], the accesses of those
+//! calls to a C caller's memory. Does not live here: protocol rules, readiness, waiting.
+//! A blocking call waits in the underlying socket.
 //!
 //! Read first: socket(7), tcp(7), epoll(7), recvmsg(2); docs/deviations.md.
 //!
@@ -12,9 +12,9 @@
 //!     └────► Socket: family, options, address bound to, until one of those is there
 //! ```
 //!
-//! A socket that is neither bound to a listener nor connected is an unconnected socket
-//! of the kernel's under the number, which `connect` or `listen` replace: an epoll set
-//! that it was in before has to hear of it again.
+//! Until it connects or listens, a socket is an unconnected kernel socket under its
+//! descriptor. `connect` or `listen` replace that socket, so an epoll set that holds the
+//! descriptor must be updated.
 #![deny(unsafe_code)]
 
 mod address;
@@ -48,24 +48,24 @@ pub use tidewall_protocol::tcp::Errno;
 
 use socket::{Socket, Sockets};
 
-/// The options of a TCP socket, as level and name: what a program sets of them before its socket
-/// comes here is carried over.
+/// The options of a TCP socket, as level and name. Values that a program sets before the stack
+/// adopts its socket are carried over.
 pub fn stream_options() -> impl Iterator<Item = (i32, i32)> {
     option::TABLE.into_iter().map(|row| row.which)
 }
 
-/// What a call returns.
+/// The result of a call.
 pub type Result<T> = core::result::Result<T, Errno>;
 
-/// How a [`Posix`] is made.
+/// Configuration of a [`Posix`].
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 #[non_exhaustive]
 pub struct PosixConfig {
-    /// The lowest number of a descriptor.
+    /// The lowest descriptor to allocate.
     pub first: i32,
-    /// The numbers are below this (RLIMIT_NOFILE).
+    /// Descriptors are below this (RLIMIT_NOFILE).
     pub limit: u32,
-    /// Since 1970, when the stack's clock was at zero: timestamps are that much later.
+    /// Time between 1970 and the zero of the stack's clock; it is added to timestamps.
     pub epoch: Duration,
 }
 
@@ -80,27 +80,28 @@ impl Default for PosixConfig {
 }
 
 impl PosixConfig {
-    /// With descriptors from `first` on.
+    /// Sets the lowest descriptor.
     #[must_use]
     pub fn first(self, first: i32) -> Self {
         Self { first, ..self }
     }
 
-    /// With timestamps so much later than the stack's clock.
+    /// Sets the offset of timestamps from the stack's clock.
     #[must_use]
     pub fn epoch(self, epoch: Duration) -> Self {
         Self { epoch, ..self }
     }
 }
 
-/// The descriptors of one process on one stack. See the crate.
+/// The descriptors of one process on one stack. See the crate documentation.
 ///
-/// Every call reports EBADF for a number that is not open; that is not repeated below.
+/// Every call reports EBADF for a descriptor that is not open; this is not repeated
+/// below.
 pub struct Posix {
     descriptors: Descriptors,
     config: PosixConfig,
     sockets: Mutex<Sockets>,
-    /// Of the kernel's streams, of IPv4 and of IPv6.
+    /// The defaults of kernel streams, of IPv4 and of IPv6.
     defaults: [OnceLock<adopt::Defaults>; 2],
 }
 
@@ -116,7 +117,7 @@ fn as_error(errno: Errno) -> io::Error {
     io::Error::from_raw_os_error(errno.0)
 }
 
-/// The error number of an error.
+/// Returns the error number of an error.
 pub fn errno(error: io::Error) -> Errno {
     let number = error.raw_os_error().unwrap_or(match error.kind() {
         io::ErrorKind::WouldBlock => libc::EAGAIN,
@@ -134,7 +135,7 @@ pub(crate) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
 }
 
 impl Posix {
-    /// No descriptors, for sockets of a stack.
+    /// Creates an empty descriptor table for sockets of a stack.
     #[must_use]
     pub fn new(stack: &Stack, config: PosixConfig) -> Self {
         Self {
@@ -145,17 +146,18 @@ impl Posix {
         }
     }
 
-    /// The stack of the sockets.
+    /// Returns the stack of the sockets.
     pub fn stack(&self) -> &Stack {
         self.descriptors.stack()
     }
 
-    /// The numbers, and what they name.
+    /// Returns the descriptor table.
     pub fn descriptors(&self) -> &Descriptors {
         &self.descriptors
     }
 
-    /// True for a number that is open here. Takes no lock and allocates nothing.
+    /// Returns true for a descriptor that is open here. Takes no lock and allocates
+    /// nothing.
     pub fn owns(&self, fd: i32) -> bool {
         self.descriptors.is_open(fd)
     }
@@ -164,7 +166,7 @@ impl Posix {
         self.descriptors.file(fd).map_err(errno)
     }
 
-    /// The socket of a number.
+    /// Returns the socket of a descriptor.
     ///
     /// # Errors
     /// ENOTSOCK for another file.
@@ -179,7 +181,8 @@ impl Posix {
         }
     }
 
-    /// The lowest number, from the first on, for what has one below.
+    /// Moves a file whose descriptor is below the first one to the lowest free descriptor
+    /// from there on.
     pub(crate) fn renumber(&self, fd: i32) -> Result<i32> {
         let first = self.config.first;
         if fd >= first {

@@ -8,7 +8,7 @@ use tidewall_protocol::tcp::{TimestampEvent, TimestampKeys, Timestamping};
 
 use crate::option::Stamps;
 
-/// All flags of `SO_TIMESTAMPING` that Linux knows (6.18).
+/// All flags of `SO_TIMESTAMPING` that Linux defines (6.18).
 const TIMESTAMPING: u32 = (1 << 19) - 1;
 /// `linux/errqueue.h`, where the libc crate lacks them.
 const SO_EE_ORIGIN_ZEROCOPY: u8 = 5;
@@ -16,31 +16,31 @@ const SO_EE_CODE_ZEROCOPY_COPIED: u8 = 1;
 /// `linux/tcp.h`: the control message of `TCP_INQ` has the option's number.
 pub const TCP_CM_INQ: i32 = 36;
 
-/// What a receiving call has brought.
+/// The result of a receiving call.
 #[derive(Clone, PartialEq, Eq, Debug, Default)]
 pub struct Received {
-    /// Bytes; none at the end of a stream. With MSG_TRUNC they count but those of a
-    /// stream are not copied.
+    /// Number of bytes; 0 at the end of a stream. With MSG_TRUNC, the bytes of a stream
+    /// are counted but not copied.
     pub bytes: usize,
-    /// Who sent a datagram.
+    /// The sender of a datagram.
     pub from: Option<SocketAddr>,
     /// `msg_flags`.
     pub flags: i32,
-    /// With `SO_TIMESTAMPING`: when what is read has come, or what the error queue
-    /// reports has happened, since 1970 (`SCM_TIMESTAMPING`).
+    /// With `SO_TIMESTAMPING`: time since 1970 at which the data arrived, or at which the
+    /// event in the error queue happened (`SCM_TIMESTAMPING`).
     pub arrived: Option<Duration>,
-    /// With `TCP_INQ`: bytes that are left to be read, one more than there are after
-    /// the end of the stream.
+    /// With `TCP_INQ`: number of bytes left to read; one more than that after the end of
+    /// the stream.
     pub left: Option<u32>,
     /// An entry of the error queue.
     pub error: Option<ExtendedError>,
-    /// What a datagram socket's options ask for: IP_PKTINFO, IP_TTL, IP_TOS, and their like
-    /// of IPv6; of a stream SO_TIMESTAMP or SO_TIMESTAMPNS.
+    /// Control messages that a datagram socket's options request: IP_PKTINFO, IP_TTL,
+    /// IP_TOS, and their IPv6 equivalents. For a stream: SO_TIMESTAMP or SO_TIMESTAMPNS.
     pub packet: Vec<ControlMessage>,
 }
 
 impl Received {
-    /// The control messages, in order.
+    /// Returns the control messages, in order.
     pub fn control(&self) -> Vec<ControlMessage> {
         let mut messages = Vec::new();
         messages.extend(self.arrived.map(ControlMessage::timestamping));
@@ -67,7 +67,8 @@ pub struct ControlMessage {
 }
 
 impl ControlMessage {
-    /// `SCM_TIMESTAMP`, a `struct timeval`, or `SCM_TIMESTAMPNS`, a `struct timespec`.
+    /// Builds `SCM_TIMESTAMP`, a `struct timeval`, or `SCM_TIMESTAMPNS`, a `struct
+    /// timespec`.
     pub(crate) fn stamp(stamps: Stamps, since_epoch: Duration) -> Option<Self> {
         let (kind, part) = match stamps {
             Stamps::None => return None,
@@ -82,7 +83,8 @@ impl ControlMessage {
         })
     }
 
-    /// `SCM_TIMESTAMPING`: the software's time, and two that only hardware has.
+    /// Builds `SCM_TIMESTAMPING`: the software timestamp, and two that only hardware
+    /// provides.
     #[must_use]
     pub fn timestamping(since_epoch: Duration) -> Self {
         let mut data = (since_epoch.as_secs() as i64).to_ne_bytes().to_vec();
@@ -110,12 +112,13 @@ pub struct ExtendedError {
     pub info: u32,
     /// `ee_data`.
     pub data: u32,
-    /// It is a socket of IPv6, mapped addresses or not: `IPV6_RECVERR`.
+    /// The socket is IPv6, whether its addresses are mapped or not: `IPV6_RECVERR`.
     pub v6: bool,
 }
 
 impl ExtendedError {
-    /// The control message, with an offender of no family: none sent it.
+    /// Builds the control message. The offender has no family, since no host sent the
+    /// error.
     pub fn control(&self) -> ControlMessage {
         let (level, kind, offender) = if self.v6 {
             let offender = size_of::<libc::sockaddr_in6>();
@@ -133,7 +136,7 @@ impl ExtendedError {
         ControlMessage { level, kind, data }
     }
 
-    /// As Linux encodes a notification; `None` for a kind that has no encoding.
+    /// Encodes a notification as Linux does; `None` for a kind that has no encoding.
     pub(crate) fn of(notification: &Notification, v6: bool) -> Option<Self> {
         let (errno, origin, code, info, data) = match *notification {
             Notification::Time { event, key, .. } => {
@@ -170,9 +173,9 @@ impl ExtendedError {
     }
 }
 
-/// Flags of `SO_TIMESTAMPING` as the stream has them; `None` for those that Linux
-/// refuses: an unknown flag; `OPT_ID` without a connection, whose bytes are numbered;
-/// and for `OPT_STATS` and `BIND_PHC`, which no stream here has.
+/// Converts flags of `SO_TIMESTAMPING` for the stream. `None` for those that Linux
+/// refuses: an unknown flag, and `OPT_ID` without a connection, whose bytes it numbers.
+/// `None` also for `OPT_STATS` and `BIND_PHC`, which streams here do not support.
 pub(crate) fn timestamping(flags: u32, connected: bool) -> Option<Timestamping> {
     let has = |which| flags & which != 0;
     let id = has(libc::SOF_TIMESTAMPING_OPT_ID);

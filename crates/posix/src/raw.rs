@@ -1,8 +1,8 @@
-//! A C caller's memory: the arguments that point to it, vectors, messages.
+//! Access to a C caller's memory: pointer arguments, vectors, messages.
 //!
-//! A function that C calls has these types in place of pointers. C makes them, as it
-//! calls; Rust can only lend a slice ([`Pointer::lend`]). So the function itself needs
-//! no `unsafe`.
+//! A function that C calls has these types in place of pointers. C creates them as it
+//! calls; Rust can only lend a slice ([`Pointer::lend`]). The function itself needs no
+//! `unsafe`.
 
 use core::cell::Cell;
 use core::ffi::{CStr, c_char};
@@ -16,16 +16,16 @@ use tidewall_sys::RawAddress;
 
 use crate::{ControlMessage, Errno, Result};
 
-/// Neither longer nor shorter: of one call, and of one pointer in it.
+/// Invariant: ties a pointer and its count to one call, neither longer nor shorter.
 type Call<'a> = PhantomData<Cell<&'a ()>>;
 
-/// A pointer argument: null, or to as many `T` as the [`Count`] of the same lifetime
-/// says, which nobody else has meanwhile.
+/// A pointer argument: null, or a pointer to as many `T` as the [`Count`] of the same
+/// lifetime states. The callee has exclusive access to them during the call.
 #[repr(transparent)]
 #[derive(Debug)]
 pub struct Pointer<'a, T>(*mut T, Call<'a>);
 
-/// The argument that says how many elements a [`Pointer`] is to.
+/// The argument that states how many elements a [`Pointer`] points to.
 #[repr(transparent)]
 #[derive(Clone, Copy, Debug)]
 pub struct Count<'a, N>(N, Call<'a>);
@@ -34,25 +34,25 @@ pub struct Count<'a, N>(N, Call<'a>);
 pub type Place<'a> = Pointer<'a, MaybeUninit<u8>>;
 
 impl<'a, N: Copy + TryInto<usize>> Count<'a, N> {
-    /// The number; 0 for a negative one.
+    /// Returns the count; 0 for a negative one.
     pub fn get(self) -> usize {
         self.0.try_into().unwrap_or(0)
     }
 }
 
 impl<'a, T> Pointer<'a, T> {
-    /// The null pointer.
+    /// Returns the null pointer.
     #[must_use]
     pub fn null() -> Self {
         Pointer(ptr::null_mut(), PhantomData)
     }
 
-    /// Makes a call as C does, with a pointer and how many elements it is to.
+    /// Makes a call as C does, with a pointer and the number of elements behind it.
     pub fn lend<N: TryFrom<usize> + Default, R>(
         elements: &mut [T],
         call: impl for<'b> FnOnce(Pointer<'b, T>, Count<'b, N>) -> R,
     ) -> R {
-        // A count that the type does not hold promises nothing.
+        // A count that the type cannot hold promises nothing.
         let count = N::try_from(elements.len()).unwrap_or_default();
         call(
             Pointer(elements.as_mut_ptr(), PhantomData),
@@ -60,37 +60,37 @@ impl<'a, T> Pointer<'a, T> {
         )
     }
 
-    /// True for null.
+    /// Returns true for null.
     pub fn is_null(&self) -> bool {
         self.0.is_null()
     }
 
-    /// The pointer, for a call of the kernel's.
+    /// Returns the pointer, for a kernel call.
     pub fn as_ptr(&self) -> *mut T {
         self.0
     }
 
-    /// The elements, to read.
+    /// Returns the elements, to read.
     ///
     /// # Errors
-    /// EFAULT for null, unless there are none.
+    /// EFAULT for null, unless the count is zero.
     pub fn read<N: Copy + TryInto<usize>>(self, count: Count<'a, N>) -> Result<&'a [T]> {
         match self.check(count)? {
             0 => Ok(&[]),
-            // SAFETY: not null, and the count is of the same lifetime, so it is the one
-            // that came with the pointer; both types say what that promises.
+            // SAFETY: not null. The count has the same lifetime, so it came with the
+            // pointer; both types state what that promises.
             count => Ok(unsafe { slice::from_raw_parts(self.0, count) }),
         }
     }
 
-    /// The elements, to change.
+    /// Returns the elements, to write.
     ///
     /// # Errors
-    /// As [`Pointer::read`].
+    /// Those of [`Pointer::read`].
     pub fn write<N: Copy + TryInto<usize>>(self, count: Count<'a, N>) -> Result<&'a mut [T]> {
         match self.check(count)? {
             0 => Ok(&mut []),
-            // SAFETY: as in `read`; there is one pointer of the lifetime.
+            // SAFETY: as in `read`; only one pointer has this lifetime.
             count => Ok(unsafe { slice::from_raw_parts_mut(self.0, count) }),
         }
     }
@@ -104,10 +104,10 @@ impl<'a, T> Pointer<'a, T> {
 }
 
 impl<'a> Place<'a> {
-    /// Writes as much of `value` as there is room for, and how long it is.
+    /// Writes as much of `value` as fits, and stores its length.
     ///
     /// # Errors
-    /// EFAULT for null, unless there is no room.
+    /// EFAULT for null, unless the room is zero.
     pub fn put<N: Copy + TryInto<usize> + TryFrom<usize>>(
         self,
         length: &mut Count<'a, N>,
@@ -120,7 +120,7 @@ impl<'a> Place<'a> {
     }
 }
 
-/// Copies as much as there is room for; how much that is.
+/// Copies as much as fits; returns how much that is.
 pub fn copy(from: &[u8], to: &mut [MaybeUninit<u8>]) -> usize {
     let length = from.len().min(to.len());
     if let (Some(from), Some(to)) = (from.get(..length), to.get_mut(..length)) {
@@ -129,16 +129,16 @@ pub fn copy(from: &[u8], to: &mut [MaybeUninit<u8>]) -> usize {
     length
 }
 
-/// A text argument: null, or to bytes up to a zero.
+/// A string argument: null, or a pointer to bytes that end with a zero.
 #[repr(transparent)]
 #[derive(Clone, Copy, Debug)]
 pub struct Text<'a>(*const c_char, PhantomData<&'a CStr>);
 
 impl<'a> Text<'a> {
-    /// The text; `None` for null.
+    /// Returns the string; `None` for null.
     #[must_use]
     pub fn get(self) -> Option<&'a CStr> {
-        // SAFETY: not null, and what the type says.
+        // SAFETY: not null; the type guarantees the rest.
         (!self.0.is_null()).then(|| unsafe { CStr::from_ptr(self.0) })
     }
 }
@@ -149,7 +149,7 @@ impl<'a> From<&'a CStr> for Text<'a> {
     }
 }
 
-/// An address argument; `None` for null, for one that is too short, and for one of
+/// Parses an address argument; `None` for null, for one that is too short, and for one of
 /// another family.
 #[must_use]
 pub fn address<'a>(address: Pointer<'a, u8>, length: Count<'a, socklen_t>) -> Option<SocketAddr> {
@@ -157,8 +157,8 @@ pub fn address<'a>(address: Pointer<'a, u8>, length: Count<'a, socklen_t>) -> Op
     Some(SocketAddr::new(address.ip(), address.port()))
 }
 
-/// Writes an address as far as there is room, and its length; nothing where C does not
-/// ask for it.
+/// Writes as much of an address as fits, and its length. Does nothing if C does not
+/// request the address.
 pub fn put_address<'a>(
     address: SocketAddr,
     place: Place<'a>,
@@ -173,8 +173,8 @@ pub fn put_address<'a>(
     }
 }
 
-/// An element of a vector (`struct iovec`): null, or to as many bytes as it says,
-/// which nobody else has meanwhile.
+/// An element of a vector (`struct iovec`): null, or a pointer to as many bytes as it
+/// states. The callee has exclusive access to them during the call.
 #[repr(transparent)]
 pub struct Buffer(iovec);
 
@@ -185,33 +185,33 @@ impl fmt::Debug for Buffer {
 }
 
 impl Buffer {
-    /// Pointer and length are of one element, and by its type so long.
+    /// Pointer and length belong to one element, whose type guarantees the length.
     fn parts<'a, T>(&self) -> (Pointer<'a, T>, Count<'a, usize>) {
         let pointer = Pointer(self.0.iov_base.cast(), PhantomData);
         (pointer, Count(self.0.iov_len, PhantomData))
     }
 }
 
-/// Bytes that a vector has room for.
+/// Returns how many bytes fit into a vector.
 #[must_use]
 pub fn room(vector: &[Buffer]) -> usize {
     let lengths = vector.iter().map(|buffer| buffer.0.iov_len);
     lengths.fold(0, usize::saturating_add)
 }
 
-/// What a vector points to.
+/// Returns the memory that a vector points to.
 ///
 /// # Errors
-/// EFAULT for an element without memory that has a length.
+/// EFAULT for a null element with a nonzero length.
 pub fn gather(vector: &[Buffer]) -> Result<Vec<&[u8]>> {
     let each = vector.iter().map(Buffer::parts);
     each.map(|(bytes, length)| bytes.read(length)).collect()
 }
 
-/// Fills what a vector points to, in order.
+/// Fills the memory that a vector points to, in order.
 ///
 /// # Errors
-/// As [`gather`].
+/// Those of [`gather`].
 pub fn scatter(mut from: &[u8], vector: &[Buffer]) -> Result<()> {
     for (place, length) in vector.iter().map(Buffer::parts) {
         let copied = copy(from, place.write(length)?);
@@ -220,7 +220,7 @@ pub fn scatter(mut from: &[u8], vector: &[Buffer]) -> Result<()> {
     Ok(())
 }
 
-/// A message argument (`struct msghdr`), whose pointers are as those above.
+/// A message argument (`struct msghdr`). Its pointers follow the rules above.
 #[repr(transparent)]
 pub struct Message(msghdr);
 
@@ -231,22 +231,22 @@ impl fmt::Debug for Message {
 }
 
 impl Message {
-    /// The vector.
+    /// Returns the vector.
     ///
     /// # Errors
-    /// EFAULT for none that has elements.
+    /// EFAULT for a null vector with a nonzero element count.
     pub fn vector(&self) -> Result<&[Buffer]> {
         let vector = Pointer(self.0.msg_iov.cast(), PhantomData);
         vector.read(Count(self.0.msg_iovlen, PhantomData))
     }
 
-    /// The address to send to, if there is one.
+    /// Returns the destination address, if there is one.
     pub fn address(&self) -> Option<SocketAddr> {
         let name = Pointer(self.0.msg_name.cast(), PhantomData);
         address(name, Count(self.0.msg_namelen, PhantomData))
     }
 
-    /// Where a datagram is to leave from, as its control messages ask.
+    /// Returns the source of a datagram that the control messages request.
     pub fn source(&self) -> Source {
         let control = Pointer(self.0.msg_control.cast(), PhantomData);
         let control: Result<&[u8]> = control.read(Count(self.0.msg_controllen, PhantomData));
@@ -257,14 +257,14 @@ impl Message {
         }
     }
 
-    /// Says how data was received: from no address, with flags, and with control
-    /// messages as far as there is room (else MSG_CTRUNC).
+    /// Reports a received message: no address, the flags, and as many control messages as
+    /// fit (else MSG_CTRUNC).
     pub fn finish(&mut self, flags: i32, control: &[ControlMessage]) {
         self.0.msg_namelen = 0;
         self.0.msg_flags = flags;
         let place: Place<'_> = Pointer(self.0.msg_control.cast(), PhantomData);
         let place = place.write(Count(self.0.msg_controllen, PhantomData));
-        // Without memory there is no room.
+        // A null place has no room.
         let mut rest = place.unwrap_or_default();
         let room = rest.len();
         for message in control {
@@ -275,7 +275,7 @@ impl Message {
             if rest.len() < size_of::<cmsghdr>() {
                 break;
             }
-            // One that is cut says how long it is here.
+            // A truncated message states its truncated length.
             copy(&message.bytes(length.min(rest.len())), rest);
             let space = length.next_multiple_of(size_of::<usize>());
             rest = rest.split_at_mut(space.min(rest.len())).1;
@@ -284,26 +284,26 @@ impl Message {
     }
 }
 
-/// What the control messages of a datagram ask for that is to be sent.
+/// The request that the control messages of an outgoing datagram make.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Source {
-    /// Nothing: there are none.
+    /// Nothing: there are no control messages.
     Any,
-    /// That it leaves from this address (IP_PKTINFO, IPV6_PKTINFO), by any interface.
+    /// To leave from this address (IP_PKTINFO, IPV6_PKTINFO), by any interface.
     Address(IpAddr),
     /// Anything else.
     Other,
 }
 
-/// The address of IP_PKTINFO or IPV6_PKTINFO without an interface, where that is the only
-/// message.
+/// Returns the address of IP_PKTINFO or IPV6_PKTINFO without an interface, if that is the
+/// only message.
 fn source_of(control: &[u8]) -> Option<IpAddr> {
     let field = |at: usize| control.get(at..)?.first_chunk::<4>().copied();
     let length = control.first_chunk().map(|it| usize::from_ne_bytes(*it))?;
     let level = i32::from_ne_bytes(field(offset_of!(cmsghdr, cmsg_level))?);
     let kind = i32::from_ne_bytes(field(offset_of!(cmsghdr, cmsg_type))?);
     let data = control.get(size_of::<cmsghdr>()..length)?;
-    // Behind it there is not even a header.
+    // Less than a header follows.
     let behind = control
         .len()
         .saturating_sub(length.next_multiple_of(size_of::<usize>()));
@@ -324,7 +324,8 @@ fn source_of(control: &[u8]) -> Option<IpAddr> {
 }
 
 impl ControlMessage {
-    /// As C has it: header and data, without what aligns the next; `length` bytes of both.
+    /// Returns the C form: header and data, without the padding that aligns the next
+    /// message; `length` bytes in all.
     fn bytes(&self, length: usize) -> Vec<u8> {
         let mut bytes = vec![0; size_of::<cmsghdr>()];
         bytes.extend(&self.data);

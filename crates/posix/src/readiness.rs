@@ -7,16 +7,16 @@ use tidewall::readiness::{EpollEvent, Events, Operation, PollFd};
 
 use crate::{Errno, Posix, Result, errno};
 
-/// A timeout in milliseconds: negative waits for ever.
+/// Converts a timeout in milliseconds: negative waits forever.
 fn timeout(milliseconds: i32) -> Option<Duration> {
     u64::try_from(milliseconds).ok().map(Duration::from_millis)
 }
 
 impl Posix {
-    /// `poll(2)`: how many descriptors have something in `revents`.
+    /// `poll(2)`: returns how many descriptors have something in `revents`.
     ///
     /// # Errors
-    /// EINVAL for a list longer than the limit of descriptors, EINTR.
+    /// EINVAL for a list longer than the descriptor limit, EINTR.
     pub fn poll(&self, list: &mut [PollFd], milliseconds: i32) -> Result<usize> {
         let timeout = timeout(milliseconds);
         self.descriptors.poll(list, timeout).map_err(errno)
@@ -25,7 +25,7 @@ impl Posix {
     /// `epoll_create1(2)`.
     ///
     /// # Errors
-    /// EINVAL for another flag than EPOLL_CLOEXEC; EMFILE, ENOMEM.
+    /// EINVAL for a flag other than EPOLL_CLOEXEC; EMFILE, ENOMEM.
     pub fn epoll_create1(&self, flags: i32) -> Result<i32> {
         let flags = match flags {
             0 => Flags::NONE,
@@ -65,13 +65,13 @@ impl Posix {
             .map_err(errno)
     }
 
-    /// `epoll_wait(2)`: EPOLL… bits and the caller's data of each descriptor that is
-    /// ready, `limit` at most.
+    /// `epoll_wait(2)`: returns the EPOLL… bits and the caller's data of each ready
+    /// descriptor, at most `limit`.
     ///
     /// # Errors
-    /// EINVAL for a limit of zero or a descriptor that is no set, EINTR.
+    /// EINVAL for a limit of zero or a descriptor that is not an epoll set, EINTR.
     pub fn epoll_wait(&self, set: i32, limit: usize, milliseconds: i32) -> Result<Vec<(u32, u64)>> {
-        /// More than one call reports; the caller comes again.
+        /// Most events that one call reports; the caller calls again for more.
         const MOST: usize = 4096;
         let mut events = vec![EpollEvent::default(); limit.min(MOST)];
         let count = self

@@ -21,24 +21,25 @@ use crate::{Errno, Posix, Result, errno, lock};
 /// Linux's `net.core.somaxconn`.
 const BACKLOG_MAX: u32 = 4096;
 
-/// A socket, beside what the open file knows.
+/// Socket state beyond that of the open file.
 pub(crate) struct Socket {
     pub(crate) domain: i32,
     /// SOCK_STREAM, SOCK_SEQPACKET or SOCK_DGRAM.
     pub(crate) kind: i32,
     pub(crate) state: Mutex<State>,
-    /// Control messages that come with datagrams, a bit each
+    /// Control messages that accompany datagrams, one bit each
     /// ([`message_bit`](crate::datagram::message_bit)).
     pub(crate) messages: AtomicU8,
 }
 
 impl Socket {
-    /// True for TCP, whether it carries a stream or frames.
+    /// Returns true for TCP, whether it carries a stream or frames.
     pub(crate) fn is_stream(&self) -> bool {
         self.kind != libc::SOCK_DGRAM
     }
 
-    /// The error of a stream without a connection: what became of its last one, once.
+    /// Returns the error of a stream without a connection, once: how its last connection
+    /// ended.
     pub(crate) fn take_reset(&self) -> Errno {
         match std::mem::take(&mut lock(&self.state).reset) {
             true => Errno(libc::ECONNRESET),
@@ -50,13 +51,14 @@ impl Socket {
         self.kind == libc::SOCK_DGRAM && !self.is_atm()
     }
 
-    /// True for circuits.
+    /// Returns true for circuits.
     pub(crate) fn is_atm(&self) -> bool {
         [libc::AF_ATMPVC, libc::AF_ATMSVC].contains(&self.domain)
     }
 }
 
-/// Sockets by number; numbers are the lowest that are free, so there are few gaps.
+/// Sockets by descriptor. Descriptors are the lowest that are free, so there are few
+/// gaps.
 #[derive(Default)]
 pub(crate) struct Sockets(Vec<Option<Arc<Socket>>>);
 
@@ -65,7 +67,7 @@ impl Sockets {
         self.0.get(usize::try_from(fd).ok()?)?.clone()
     }
 
-    /// Has a number name a socket, or none.
+    /// Sets or clears the socket of a descriptor.
     pub(crate) fn set(&mut self, fd: i32, socket: Option<Arc<Socket>>) {
         let Ok(number) = usize::try_from(fd) else {
             return;
@@ -84,22 +86,22 @@ impl Sockets {
     }
 }
 
-/// What changes of a socket.
+/// The mutable state of a socket.
 #[derive(Clone, Default)]
 pub(crate) struct State {
     /// The address that it was bound to.
     pub(crate) bound: Option<SocketAddr>,
-    /// A `connect` whose end was not reported (`SS_CONNECTING`).
+    /// A `connect` whose result was not reported (`SS_CONNECTING`).
     pub(crate) connecting: bool,
-    /// Its connection was reset by `connect` with AF_UNSPEC, which nothing has reported yet.
+    /// `connect` with AF_UNSPEC has reset the connection, and no call has reported that yet.
     pub(crate) reset: bool,
     pub(crate) options: Options,
-    /// None but of circuits.
+    /// Set for circuits alone.
     pub(crate) atm: Option<Box<AtmState>>,
 }
 
 impl State {
-    /// Of a connection that the listener with this state has accepted.
+    /// Returns the state of a connection that the listener with this state has accepted.
     pub(crate) fn accepted(&self) -> Self {
         State {
             bound: self.bound,
@@ -110,18 +112,18 @@ impl State {
         }
     }
 
-    /// What it was given as a socket of circuits.
+    /// Returns the configuration of a circuit socket.
     pub(crate) fn atm(&self) -> AtmState {
         self.atm.as_deref().cloned().unwrap_or_default()
     }
 
-    /// As [`State::atm`], to be changed.
+    /// As [`State::atm`], mutable.
     pub(crate) fn atm_mut(&mut self) -> &mut AtmState {
         self.atm.get_or_insert_default()
     }
 }
 
-/// The connection of an open file, if it is one.
+/// Returns the connection of an open file, if it is one.
 pub(crate) fn stream_of(file: &OpenFile) -> Option<&TcpStream> {
     match file {
         OpenFile::Stream(stream) => Some(stream),
@@ -129,7 +131,7 @@ pub(crate) fn stream_of(file: &OpenFile) -> Option<&TcpStream> {
     }
 }
 
-/// An unconnected socket of the kernel.
+/// Creates an unconnected kernel socket.
 pub(crate) fn kernel_socket(domain: i32, kind: i32) -> io::Result<OwnedFd> {
     let family = AddressFamily::from_raw(domain as u16);
     let kind = match kind {
@@ -151,10 +153,14 @@ fn flags_of(kind: i32) -> Flags {
 }
 
 impl Posix {
-    /// `socket(2)`: AF_INET or AF_INET6, SOCK_STREAM for TCP, SOCK_SEQPACKET for frames
-    /// over TCP (ACP, which Linux has not) or SOCK_DGRAM for UDP, with SOCK_NONBLOCK and
-    /// SOCK_CLOEXEC or without; AF_ATMPVC for permanent virtual circuits over AAL5
-    /// ([`Posix::bind_circuit`]), AF_ATMSVC for calls ([`Posix::connect_service`]).
+    /// `socket(2)`. Domains and types:
+    ///
+    /// - AF_INET or AF_INET6: SOCK_STREAM for TCP, SOCK_DGRAM for UDP, or SOCK_SEQPACKET
+    ///   for frames over TCP (ACP, which Linux lacks);
+    /// - AF_ATMPVC for permanent virtual circuits over AAL5 ([`Posix::bind_circuit`]);
+    /// - AF_ATMSVC for calls ([`Posix::connect_service`]).
+    ///
+    /// SOCK_NONBLOCK and SOCK_CLOEXEC are supported.
     ///
     /// # Errors
     /// EAFNOSUPPORT, ESOCKTNOSUPPORT and EPROTONOSUPPORT for any other; EMFILE, ENOMEM.
@@ -189,13 +195,13 @@ impl Posix {
         Ok(fd)
     }
 
-    /// Linux has AF_ATMPVC and AF_ATMSVC of any kind but SOCK_STREAM, and takes the adaptation layer from
-    /// SO_ATMQOS whatever the protocol.
+    /// Linux accepts any type but SOCK_STREAM for AF_ATMPVC and AF_ATMSVC. It takes the
+    /// adaptation layer from SO_ATMQOS, whatever the protocol.
     fn atm_socket_with(&self, domain: i32, flags: Flags, kind: i32) -> Result<i32> {
         if kind == libc::SOCK_STREAM {
             return Err(Errno(libc::EINVAL));
         }
-        // The number's until a circuit is bound; nothing comes to it.
+        // Holds the descriptor until a circuit is bound; it receives nothing.
         let unbound = kernel_socket(libc::AF_INET, libc::SOCK_DGRAM).map_err(errno)?;
         let fd = self.descriptors.open(unbound, flags).map_err(errno)?;
         let fd = self.renumber(fd)?;
@@ -213,7 +219,7 @@ impl Posix {
         lock(&self.sockets).set(fd, Some(Arc::new(socket)));
     }
 
-    /// Has a number name another file, with its flags.
+    /// Makes a descriptor name another file, and keeps its flags.
     pub(crate) fn replace(&self, fd: i32, file: OpenFile) -> Result<()> {
         let nonblocking = self.file(fd)?.is_nonblocking().map_err(errno)?;
         file.set_nonblocking(nonblocking).map_err(errno)?;
@@ -222,13 +228,13 @@ impl Posix {
         self.descriptors.install(fd, file, flags).map_err(errno)
     }
 
-    /// `bind(2)`; of a stream the port is taken by `listen` or `connect`, which also
-    /// choose one for port 0.
+    /// `bind(2)`. For a stream, `listen` or `connect` claims the port, and chooses one
+    /// for port 0.
     ///
     /// # Errors
-    /// EINVAL when already bound or connected, EADDRINUSE when another socket here
-    /// has the port and one of the two has no SO_REUSEADDR or listens; of a datagram
-    /// socket what [`UdpSocket::bind_with`] reports.
+    /// EINVAL when already bound or connected. EADDRINUSE when another socket here has
+    /// the port and either lacks SO_REUSEADDR or is listening. For a datagram socket, the
+    /// errors that [`UdpSocket::bind_with`] reports.
     pub fn bind(&self, fd: i32, address: SocketAddr) -> Result<()> {
         let socket = self.socket_of(fd)?;
         check_family(address, socket.domain)?;
@@ -281,11 +287,11 @@ impl Posix {
         })
     }
 
-    /// `listen(2)`. A negative backlog is a very long one, as in Linux; of a listener see
-    /// [`TcpListener::listen_again`].
+    /// `listen(2)`. A negative backlog means a very long one, as in Linux. For a
+    /// listener, see [`TcpListener::listen_again`].
     ///
     /// # Errors
-    /// EINVAL when connected, EOPNOTSUPP for a datagram socket; what
+    /// EINVAL when connected, EOPNOTSUPP for a datagram socket; the errors that
     /// [`TcpListener::bind_with`] and [`TcpListener::listen_again`] report.
     pub fn listen(&self, fd: i32, backlog: i32) -> Result<()> {
         let socket = self.socket_of(fd)?;
@@ -316,11 +322,11 @@ impl Posix {
         Ok(())
     }
 
-    /// `accept4(2)`: a descriptor and the peer's address.
+    /// `accept4(2)`: returns a descriptor and the peer's address.
     ///
     /// # Errors
-    /// EINVAL when not listening or for another flag than SOCK_NONBLOCK and
-    /// SOCK_CLOEXEC; EAGAIN when nonblocking and none waits; EMFILE, EINTR.
+    /// EINVAL when not listening or for a flag other than SOCK_NONBLOCK and SOCK_CLOEXEC;
+    /// EAGAIN when nonblocking and no connection waits; EMFILE, EINTR.
     pub fn accept4(&self, fd: i32, flags: i32) -> Result<(i32, Option<SocketAddr>)> {
         if flags & !(libc::SOCK_NONBLOCK | libc::SOCK_CLOEXEC) != 0 {
             return Err(Errno(libc::EINVAL));
@@ -341,12 +347,13 @@ impl Posix {
         Ok((accepted, peer.map(|peer| shown(peer, socket.domain))))
     }
 
-    /// `connect(2)`. Of a nonblocking stream the first call sends a SYN, and later ones
-    /// report how it ended.
+    /// `connect(2)`. On a nonblocking stream the first call sends a SYN, and later calls
+    /// report the result.
     ///
     /// # Errors
-    /// EINPROGRESS, then EALREADY; why it failed, once; EISCONN when it had succeeded
-    /// before; what [`TcpStream::connect_with`] and [`UdpSocket::connect`] report.
+    /// EINPROGRESS, then EALREADY; the cause of a failure, once; EISCONN when an earlier
+    /// call had succeeded; the errors that [`TcpStream::connect_with`] and
+    /// [`UdpSocket::connect`] report.
     pub fn connect(&self, fd: i32, address: SocketAddr) -> Result<()> {
         let socket = self.socket_of(fd)?;
         let file = self.file(fd)?;
@@ -387,8 +394,8 @@ impl Posix {
         }
     }
 
-    /// Waits for a connection that has just begun. Where that takes too long (SO_SNDTIMEO) it
-    /// goes on, as in a call that does not wait.
+    /// Waits for a connection attempt that has just begun. After SO_SNDTIMEO the attempt
+    /// continues, as in a nonblocking call.
     pub(crate) fn wait_connected(&self, fd: i32, socket: &Socket) -> Result<()> {
         let connected = self.finish_connect(fd, socket, self.connect_limit(fd));
         connected.map_err(|error| match error {
@@ -397,8 +404,8 @@ impl Posix {
         })
     }
 
-    /// `connect(2)` with AF_UNSPEC: a datagram socket has no peer any more, a connection is
-    /// reset, and its socket may be connected again.
+    /// `connect(2)` with AF_UNSPEC: removes a datagram socket's peer, or resets a
+    /// connection, whose socket may then connect again.
     ///
     /// # Errors
     /// EINVAL for a listener.
@@ -426,15 +433,15 @@ impl Posix {
         self.replace(fd, unconnected.into())
     }
 
-    /// How long `connect` waits, in milliseconds (SO_SNDTIMEO).
+    /// Returns how long `connect` waits, in milliseconds (SO_SNDTIMEO).
     fn connect_limit(&self, fd: i32) -> i32 {
         self.write_timeout(fd).map_or(-1, |it| {
             i32::try_from(it.as_millis()).unwrap_or(i32::MAX).max(1)
         })
     }
 
-    /// Sends the SYN of a connection, with Fast Open if so. False when it waits for
-    /// the first write: the socket is as good as connected.
+    /// Sends the SYN of a connection, with Fast Open if enabled. Returns false when the
+    /// SYN waits for the first write; the socket then counts as connected.
     pub(crate) fn begin_connect(
         &self,
         fd: i32,
@@ -474,7 +481,8 @@ impl Posix {
         Ok(waits)
     }
 
-    /// How a connection attempt ended; waits so many milliseconds for that.
+    /// Returns the result of a connection attempt; waits up to that many milliseconds for
+    /// it.
     pub(crate) fn finish_connect(&self, fd: i32, socket: &Socket, wait: i32) -> Result<()> {
         self.poll(&mut [PollFd::new(fd, Events::OUT)], wait)?;
         let file = self.file(fd)?;
@@ -506,7 +514,7 @@ impl Posix {
         Err(failed.unwrap_or(Errno(libc::ECONNABORTED)))
     }
 
-    /// `getsockname(2)`; of circuits see [`Posix::circuit_address`] and
+    /// `getsockname(2)`. For circuits, see [`Posix::circuit_address`] and
     /// [`Posix::service_address`].
     ///
     /// # Errors
@@ -526,7 +534,7 @@ impl Posix {
         Ok(shown(own.or(bound).unwrap_or(any), socket.domain))
     }
 
-    /// `getpeername(2)`; of circuits see [`Posix::circuit_address`] and
+    /// `getpeername(2)`. For circuits, see [`Posix::circuit_address`] and
     /// [`Posix::service_address`].
     ///
     /// # Errors
@@ -542,7 +550,7 @@ impl Posix {
         };
         let peer = match &*self.file(fd)? {
             OpenFile::Kernel(_) => None,
-            // As Linux, which has given the connection up by then.
+            // As Linux, which has released the connection by then.
             OpenFile::Stream(stream) if over(stream) => None,
             file => file.peer_address().map_err(errno)?,
         };
@@ -569,13 +577,13 @@ impl Posix {
         }
     }
 
-    /// `close(2)`. What was written is still sent; a connection with unread data, or
-    /// with a zero SO_LINGER, is reset.
+    /// `close(2)`. Written data is still sent. A connection with unread data, or with a
+    /// zero SO_LINGER, is reset.
     ///
     /// # Errors
     /// None but EBADF.
     pub fn close(&self, fd: i32) -> Result<()> {
-        // Before the number is free for another.
+        // Before the descriptor can be reused.
         lock(&self.sockets).set(fd, None);
         self.descriptors.close(fd).map_err(errno)
     }

@@ -1,4 +1,4 @@
-//! Calls as C programs have them: AF_ATMSVC, and the addresses of `linux/atm.h` and
+//! The C interface to calls: AF_ATMSVC, and the addresses of `linux/atm.h` and
 //! `linux/atmsap.h`.
 
 use tidewall::readiness::{Events, PollFd};
@@ -14,25 +14,25 @@ pub const SO_ATMSAP: i32 = 0x4203_0028;
 /// Linux's `net.core.somaxconn`.
 const BACKLOG_MAX: i32 = 4096;
 
-/// `struct sockaddr_atmsvc`, of whose parts the private address has a meaning here.
+/// `struct sockaddr_atmsvc`; only its private address is used here.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct SvcAddress {
     /// The number (`sas_addr.prv`).
     pub number: Nsap,
 }
 
-/// Where it is.
+/// The offset of the private address.
 const NUMBER: std::ops::Range<usize> = 4..24;
 
 impl SvcAddress {
-    /// Its length in bytes.
+    /// Length of the structure in bytes.
     pub const LEN: usize = 44;
 
-    /// From the bytes of a C caller.
+    /// Parses the bytes that a C caller passes.
     ///
     /// # Errors
-    /// EINVAL for another length, EAFNOSUPPORT for another family; EOPNOTSUPP for a number of
-    /// E.164 alone.
+    /// EINVAL for another length, EAFNOSUPPORT for another family; EOPNOTSUPP for an E.164
+    /// number alone.
     pub fn from_bytes(bytes: &[u8]) -> Result<Self> {
         let bytes: &[u8; Self::LEN] = bytes.try_into().map_err(|_| Errno(libc::EINVAL))?;
         if i32::from(u16::from_ne_bytes([bytes[0], bytes[1]])) != libc::AF_ATMSVC {
@@ -40,14 +40,14 @@ impl SvcAddress {
         }
         let mut number = Nsap::default();
         number.0.copy_from_slice(&bytes[NUMBER]);
-        // The public address stands behind it.
+        // The public address follows it.
         if number == Nsap::default() && bytes[NUMBER.end] != 0 {
             return Err(Errno(libc::EOPNOTSUPP));
         }
         Ok(Self { number })
     }
 
-    /// As C has it.
+    /// Returns the C structure.
     #[must_use]
     pub fn to_bytes(self) -> [u8; Self::LEN] {
         let mut bytes = [0; Self::LEN];
@@ -57,7 +57,7 @@ impl SvcAddress {
     }
 }
 
-/// `struct atm_sap`: high layer information, and three places for low layer information.
+/// `struct atm_sap`: high layer information, and three entries for low layer information.
 #[derive(Clone, Copy)]
 pub(crate) struct SapBytes([u8; Self::LEN]);
 
@@ -69,12 +69,13 @@ impl Default for SapBytes {
 
 impl SapBytes {
     const LEN: usize = 40;
-    /// Where the low layer's places begin, and how long each is.
+    /// The offset of the low layer entries, and the length of each.
     const LOW: usize = 10;
     const LOW_LEN: usize = 10;
 
     /// # Errors
-    /// EINVAL for another length; EOPNOTSUPP for what [`SapBytes::elements`] cannot say.
+    /// EINVAL for another length; EOPNOTSUPP for values that [`SapBytes::elements`]
+    /// cannot express.
     pub(crate) fn parse(value: &[u8]) -> Result<Self> {
         let sap = Self(value.try_into().map_err(|_| Errno(libc::EINVAL))?);
         sap.elements()?;
@@ -85,7 +86,7 @@ impl SapBytes {
         self.0.to_vec()
     }
 
-    /// The contents of the elements for both layers (Q.2931 §4.5.8, §4.5.9).
+    /// Returns the contents of the elements for both layers (Q.2931 §4.5.8, §4.5.9).
     fn elements(&self) -> Result<(Option<Opaque<9>>, Option<Opaque<13>>)> {
         let unsupported = || Errno(libc::EOPNOTSUPP);
         let high = match self.0[..Self::LOW] {
@@ -99,7 +100,7 @@ impl SapBytes {
             _ => return Err(Errno(libc::EINVAL)),
         };
         let places: Vec<&[u8]> = self.0[Self::LOW..].chunks(Self::LOW_LEN).collect();
-        // Several would be for the called end to choose from.
+        // With several, the called side would choose.
         if places
             .iter()
             .skip(1)
@@ -111,7 +112,7 @@ impl SapBytes {
         let &[layer2, mode, _, layer3, ref rest @ ..] = low else {
             return Err(unsupported());
         };
-        // Modes and windows of X.25 and the like, users' own protocols, and H.310.
+        // X.25-style modes and windows, user-defined protocols, and H.310.
         let more = match layer3 {
             0x0b => &rest[rest.len().min(6)..],
             _ => rest,
@@ -128,7 +129,8 @@ impl SapBytes {
         }
         match (layer3, rest) {
             (0, _) => {}
-            // ISO TR 9577: a protocol's identifier, and of SNAP (0x80) what it names.
+            // ISO TR 9577: the protocol identifier, and for SNAP (0x80) the protocol that
+            // it identifies.
             (0x0b, [identifier, snap @ ..]) => {
                 contents.extend([0x6b, identifier >> 1, 0x80 | (identifier & 1) << 6]);
                 if *identifier == 0x80 {
@@ -160,7 +162,8 @@ impl Posix {
         }
     }
 
-    /// The traffic parameters, once they are set: EBADFD before, EINVAL for ATM_ANYCLASS.
+    /// Returns the traffic parameters. EBADFD before they are set, EINVAL for
+    /// ATM_ANYCLASS.
     fn call_qos(socket: &Socket) -> Result<Qos> {
         let qos = lock(&socket.state).atm().qos.ok_or(Errno(libc::EBADFD))?;
         qos.check_layer()?;
@@ -170,8 +173,8 @@ impl Posix {
         Ok(qos)
     }
 
-    /// `bind(2)` of AF_ATMSVC: the number that calls are taken at, or made from. It may be
-    /// bound again until it listens or calls.
+    /// `bind(2)` of AF_ATMSVC: sets the number that calls arrive at or leave from. It may
+    /// be bound again until it listens or calls.
     ///
     /// # Errors
     /// As Linux: EAFNOSUPPORT for a socket of another family, EISCONN once it listens or
@@ -190,11 +193,11 @@ impl Posix {
         Ok(())
     }
 
-    /// `listen(2)` of AF_ATMSVC. `accept4` takes its calls.
+    /// `listen(2)` of AF_ATMSVC. `accept4` accepts its calls.
     ///
     /// # Errors
-    /// EADDRINUSE when it listens, as by Linux; EISCONN once it calls; EINVAL when it is not
-    /// bound; what [`AtmListener::bind`] reports.
+    /// EADDRINUSE when it already listens, as in Linux; EISCONN once it calls; EINVAL when
+    /// it is not bound; the errors that [`AtmListener::bind`] reports.
     pub(crate) fn listen_service(&self, fd: i32, socket: &Socket, backlog: i32) -> Result<()> {
         match &*self.file(fd)? {
             OpenFile::Kernel(_) => {}
@@ -214,13 +217,18 @@ impl Posix {
         self.replace(fd, listener.map_err(errno)?.into())
     }
 
-    /// `connect(2)` of AF_ATMSVC. Of a nonblocking socket the first call sends a SETUP, and
-    /// later ones report how it ended; after a failure it may call again.
+    /// `connect(2)` of AF_ATMSVC. On a nonblocking socket the first call sends a SETUP, and
+    /// later calls report the result. After a failure it may call again.
     ///
     /// # Errors
-    /// As Linux: EINPROGRESS, then EALREADY; EISCONN once its success was reported; EINVAL
-    /// when it listens; EBADFD before SO_ATMQOS was set; EINTR, after which the call is
-    /// released; what [`AtmSocket::connect`] reports.
+    /// As Linux:
+    ///
+    /// - EINPROGRESS, then EALREADY;
+    /// - EISCONN once its success was reported;
+    /// - EINVAL when it listens;
+    /// - EBADFD before SO_ATMQOS was set;
+    /// - EINTR, after which the call is released;
+    /// - the errors that [`AtmSocket::connect`] reports.
     pub fn connect_service(&self, fd: i32, address: SvcAddress) -> Result<()> {
         let socket = self.call_socket(fd)?;
         let file = self.file(fd)?;
@@ -245,7 +253,7 @@ impl Posix {
                 }
             }
             OpenFile::Circuit(call) if lock(&socket.state).connecting => {
-                // Another thread waits for a blocking one.
+                // Another thread may be waiting in a blocking call.
                 self.poll(&mut [PollFd::new(fd, Events::OUT)], 0)?;
                 if call.is_connecting() {
                     return Err(Errno(libc::EALREADY));
@@ -267,7 +275,7 @@ impl Posix {
         answered
     }
 
-    /// What was set of a socket before it had a circuit.
+    /// Applies the options that were set before the socket had a circuit.
     pub(crate) fn begin_circuit(&self, fd: i32, socket: &Socket) -> Result<()> {
         let (low_priority, read_timeout) = {
             let state = lock(&socket.state);
@@ -280,8 +288,8 @@ impl Posix {
         Ok(())
     }
 
-    /// `getsockname(2)` and, for `peer`, `getpeername(2)` of AF_ATMSVC. What is not known is
-    /// zero, as by Linux.
+    /// `getsockname(2)` and, for `peer`, `getpeername(2)` of AF_ATMSVC. An unknown address
+    /// is zero, as in Linux.
     ///
     /// # Errors
     /// EAFNOSUPPORT for a socket of another family.

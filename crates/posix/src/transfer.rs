@@ -12,24 +12,24 @@ use crate::option::{Options, SYSCTL_FAST_OPEN_CLIENT, Stamps};
 use crate::socket::{Socket, stream_of};
 use crate::{ControlMessage, Errno, ExtendedError, Posix, Received, Result, errno, lock};
 
-/// Flags of a sending call that mean something here; others change nothing.
+/// Flags of a sending call that have an effect here; others are ignored.
 const SEND_FLAGS: i32 =
     libc::MSG_DONTWAIT | libc::MSG_NOSIGNAL | libc::MSG_MORE | libc::MSG_EOR | libc::MSG_ZEROCOPY;
-/// The same of a datagram.
+/// Flags of a call that sends a datagram.
 const DATAGRAM_FLAGS: i32 = libc::MSG_DONTWAIT | libc::MSG_NOSIGNAL;
-/// The same of a receiving call.
+/// Flags of a receiving call.
 const RECEIVE_FLAGS: i32 =
     libc::MSG_DONTWAIT | libc::MSG_PEEK | libc::MSG_WAITALL | libc::MSG_TRUNC;
 
 impl Posix {
-    /// `recvmsg(2)`, and by it `recv`, `recvfrom`, `readv` and `read`: MSG_DONTWAIT,
-    /// MSG_PEEK, MSG_WAITALL, MSG_TRUNC and MSG_ERRQUEUE. Of SOCK_SEQPACKET it is one
-    /// frame: `msg_flags` has MSG_EOR, which the end has not, and MSG_TRUNC where the
-    /// buffers were shorter.
+    /// `recvmsg(2)`, and through it `recv`, `recvfrom`, `readv` and `read`: MSG_DONTWAIT,
+    /// MSG_PEEK, MSG_WAITALL, MSG_TRUNC and MSG_ERRQUEUE. On SOCK_SEQPACKET it receives
+    /// one frame. `msg_flags` then has MSG_EOR, which the end of stream lacks, and
+    /// MSG_TRUNC if the buffers were shorter.
     ///
     /// # Errors
-    /// ENOTCONN, EAGAIN, EINTR, what ended the connection; EAGAIN for an empty error
-    /// queue.
+    /// ENOTCONN, EAGAIN, EINTR, the error that ended the connection; EAGAIN for an empty
+    /// error queue.
     pub fn recvmsg(&self, fd: i32, buffers: &mut [IoSliceMut<'_>], flags: i32) -> Result<Received> {
         let file = self.file(fd)?;
         let Ok(socket) = self.socket_of(fd) else {
@@ -51,17 +51,17 @@ impl Posix {
             };
         };
         if flags & libc::MSG_OOB != 0 {
-            // What is urgent is received in line.
+            // Urgent data is received in line.
             return Err(Errno(libc::EINVAL));
         }
         if !stream.is_framed() && buffers.iter().all(|buffer| buffer.is_empty()) {
-            // It waits for something to come, and leaves it.
+            // Waits for data, and leaves it in the queue.
             let peeking = flags & libc::MSG_DONTWAIT | libc::MSG_PEEK;
             receive(&file, &mut [IoSliceMut::new(&mut [0])], peeking)?;
             return Ok(Received::default());
         }
         if stream.awaits_first_write() && does_not_wait(&file, flags)? {
-            // Reading would have the SYN leave without data.
+            // Reading would make the SYN leave without data.
             return Err(Errno(libc::EAGAIN));
         }
         let mut received = if stream.is_framed() {
@@ -94,9 +94,9 @@ impl Posix {
         Ok(received)
     }
 
-    /// The error queue: never waits, and gives no data. A packet is never looped back;
-    /// without `OPT_TSONLY`, which says that none is wanted, MSG_TRUNC says that all of
-    /// it was cut off.
+    /// Reads the error queue: never waits, and returns no data. A packet is never looped
+    /// back. Without `OPT_TSONLY`, which requests no packet, MSG_TRUNC reports that all
+    /// of it was cut off.
     fn receive_error(&self, file: &OpenFile, socket: &Socket) -> Result<Received> {
         let empty = Errno(libc::EAGAIN);
         let stream = stream_of(file).ok_or(empty)?;
@@ -123,20 +123,20 @@ impl Posix {
     /// `recv(2)`; `read` is the same without flags.
     ///
     /// # Errors
-    /// As [`Posix::recvmsg`].
+    /// Those of [`Posix::recvmsg`].
     pub fn recv(&self, fd: i32, buffer: &mut [u8], flags: i32) -> Result<usize> {
         let received = self.recvmsg(fd, &mut [IoSliceMut::new(buffer)], flags)?;
         Ok(received.bytes)
     }
 
-    /// `sendmsg(2)`, and by it `send`, `sendto`, `writev` and `write`: MSG_DONTWAIT,
-    /// MSG_MORE, MSG_EOR, MSG_ZEROCOPY and MSG_FASTOPEN; other flags change nothing. An
-    /// address is a datagram's destination, or with MSG_FASTOPEN the one to connect to.
+    /// `sendmsg(2)`, and through it `send`, `sendto`, `writev` and `write`: MSG_DONTWAIT,
+    /// MSG_MORE, MSG_EOR, MSG_ZEROCOPY and MSG_FASTOPEN; other flags are ignored. An
+    /// address is a datagram's destination or, with MSG_FASTOPEN, the one to connect to.
     ///
     /// # Errors
-    /// EPIPE without a connection or after `shutdown`, EAGAIN, EINTR, what ended the
-    /// connection; EMSGSIZE for a frame longer than a segment; with MSG_FASTOPEN those of [`Posix::connect`], and EOPNOTSUPP where
-    /// `tcp_fastopen` does not allow it.
+    /// EPIPE without a connection or after `shutdown`, EAGAIN, EINTR, the error that ended the
+    /// connection; EMSGSIZE for a frame longer than a segment. With MSG_FASTOPEN also those of
+    /// [`Posix::connect`], and EOPNOTSUPP if `tcp_fastopen` does not allow it.
     pub fn sendmsg(
         &self,
         fd: i32,
@@ -184,13 +184,13 @@ impl Posix {
         }
     }
 
-    /// Sends bytes of a file as far as neither the file nor the socket makes the caller
-    /// wait: the part of `sendfile(2)` without a copy outside the send buffer
+    /// Sends bytes of a file as long as neither the file nor the socket blocks. This is
+    /// the part of `sendfile(2)` without a copy outside the send buffer
     /// ([`TcpStream::send_file`]).
     ///
     /// # Errors
-    /// EAGAIN without room in the send buffer; EOPNOTSUPP where the caller has to read the
-    /// file itself and send the bytes; what ended the connection.
+    /// EAGAIN without room in the send buffer; EOPNOTSUPP if the caller has to read the
+    /// file itself and send the bytes; the error that ended the connection.
     pub fn send_file(
         &self,
         fd: i32,
@@ -214,12 +214,12 @@ impl Posix {
     /// `send(2)`; `write` is the same without flags.
     ///
     /// # Errors
-    /// As [`Posix::sendmsg`].
+    /// Those of [`Posix::sendmsg`].
     pub fn send(&self, fd: i32, bytes: &[u8], flags: i32) -> Result<usize> {
         self.sendmsg(fd, &[IoSlice::new(bytes)], flags, None)
     }
 
-    /// A write with MSG_FASTOPEN. The connection begins with it.
+    /// Writes with MSG_FASTOPEN, which begins the connection.
     fn send_fast(
         &self,
         fd: i32,
@@ -240,7 +240,7 @@ impl Posix {
             }
             OpenFile::Stream(stream) if stream.awaits_first_write() => {}
             OpenFile::Stream(_) if lock(&socket.state).connecting => {
-                // Once the handshake is complete, a write like any other.
+                // Once the handshake is complete, this is an ordinary write.
                 let wait = if does_not_wait(&file, flags)? { 0 } else { -1 };
                 self.finish_connect(fd, socket, wait)?;
                 return file.send(buffers, None, flags & SEND_FLAGS).map_err(errno);
@@ -251,8 +251,8 @@ impl Posix {
         self.send_with_syn(fd, socket, buffers, flags)
     }
 
-    /// The SYN of a connection leaves, with as much of the bytes as fits: a call that
-    /// waits does so until the handshake is complete and all is written.
+    /// Sends the SYN of a connection with as many of the bytes as fit. A blocking call
+    /// waits until the handshake is complete and all bytes are written.
     fn send_with_syn(
         &self,
         fd: i32,
@@ -278,8 +278,8 @@ impl Posix {
     }
 }
 
-/// With MSG_MORE the bytes wait for the call that completes their datagram. The kernel's socket
-/// joins them: so it sends all from the first to the last.
+/// Sends a datagram. With MSG_MORE the bytes wait for the call that completes the datagram. The
+/// kernel socket joins them, so it sends the whole datagram.
 fn send_datagram(
     file: &OpenFile,
     socket: &Socket,
@@ -300,7 +300,7 @@ fn send_datagram(
             .map_err(errno);
     }
     let sent = datagrams.send_by_kernel(buffers, to, more).map_err(errno);
-    // The kernel has dropped what an error ends.
+    // The kernel drops a begun datagram on an error.
     socket.note_begun_datagram(more != 0 && sent.is_ok());
     sent
 }
@@ -314,8 +314,8 @@ fn does_not_wait(file: &OpenFile, flags: i32) -> Result<bool> {
     Ok(flags & libc::MSG_DONTWAIT != 0 || file.is_nonblocking().map_err(errno)?)
 }
 
-/// A frame, whose end MSG_EOR marks: at the end of what the peer sends there is none,
-/// and no bytes either.
+/// Receives a frame, whose end MSG_EOR marks. At the end of the stream there is no
+/// MSG_EOR, and no bytes either.
 fn receive_frame(
     stream: &TcpStream,
     buffers: &mut [IoSliceMut<'_>],

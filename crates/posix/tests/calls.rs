@@ -1,4 +1,4 @@
-//! AF_ATMSVC as a C program has it, between two stacks in memory.
+//! AF_ATMSVC through the C interface, between two stacks in memory.
 
 mod processes;
 
@@ -55,7 +55,7 @@ fn listening(posix: &Posix, at: SvcAddress) -> i32 {
     fd
 }
 
-/// Waits until one is ready.
+/// Waits until the descriptor is ready.
 fn ready(posix: &Posix, fd: i32, events: Events) -> Events {
     let mut polled = [PollFd::new(fd, events)];
     assert_eq!(posix.poll(&mut polled, 10_000), Ok(1));
@@ -125,7 +125,7 @@ fn a_call_between_two_processes() {
     assert_eq!(server.recv(called, &mut buffer, 0), Ok(0));
     assert_eq!(server.send(called, b"x", 0), Err(Errno(libc::EPIPE)));
     server.close(called).unwrap();
-    // A failed call leaves a socket that may call again.
+    // After a failed call the socket may call again.
     let caller = socket(&client, 0);
     let nobody = client.connect_service(caller, address(2, 8));
     assert_eq!(nobody, Err(Errno(libc::ECONNREFUSED)));
@@ -164,7 +164,7 @@ fn an_accepted_call_has_what_was_set_of_its_listener() {
 fn a_service_is_known_by_what_it_speaks() {
     let (client, server) = controlled();
     let speaks = |posix: &Posix, fd, sap: &[u8]| posix.setsockopt(fd, SOL_ATM, SO_ATMSAP, sap);
-    // LLC over ISO 8802/2, and a user's application.
+    // LLC over ISO 8802/2, and a user-defined application.
     let mut llc = [0; 40];
     llc[..6].copy_from_slice(&[2, 4, 1, 2, 3, 4]);
     llc[10] = 12;
@@ -207,7 +207,7 @@ fn calls_fail_as_linux_does() {
     client
         .setsockopt(fresh, SOL_ATM, SO_ATMQOS, &qos())
         .unwrap();
-    // No control.
+    // A stack that does not control its circuits.
     assert_eq!(fails(client.bind_service(fresh, to)), libc::EUNATCH);
     client.stack().attach_atm(SERVER.into()).unwrap();
     assert_eq!(fails(client.connect_service(fresh, to)), libc::EUNATCH);

@@ -1,4 +1,4 @@
-//! AF_ATMPVC as a C program has it, between two stacks in memory.
+//! AF_ATMPVC through the C interface, between two stacks in memory.
 
 mod processes;
 
@@ -16,7 +16,7 @@ const ADDRESS: PvcAddress = PvcAddress {
     vci: 100,
 };
 
-/// `struct atm_qos` of UBR over AAL5 with so much for a payload.
+/// `struct atm_qos` of UBR over AAL5, with `longest` as the longest payload.
 fn qos(longest: i32) -> Vec<u8> {
     let mut qos = vec![0; 84];
     for direction in [0, 40] {
@@ -138,7 +138,7 @@ fn calls_fail_as_linux_does() {
     client
         .setsockopt(fresh, SOL_ATM, SO_ATMQOS, &constant)
         .unwrap();
-    // Of 24 bits; and variable rates.
+    // A rate over 24 bits; and variable rates.
     let mut over = constant.clone();
     over[7] = 1;
     assert_eq!(set(&over), libc::EINVAL);
@@ -147,7 +147,7 @@ fn calls_fail_as_linux_does() {
     let other = client.socket(AF_ATMPVC, SOCK_DGRAM, 5).unwrap();
     let unset = client.getsockopt(other, SOL_ATM, SO_ATMQOS);
     assert_eq!(unset, Err(Errno(libc::EINVAL)));
-    // A longest payload of 0 is the longest that there is.
+    // A longest payload of 0 means the longest possible.
     client
         .setsockopt(fresh, SOL_ATM, SO_ATMQOS, &qos(0))
         .unwrap();
@@ -183,7 +183,7 @@ fn calls_fail_as_linux_does() {
         fails(client.bind_circuit(second, ADDRESS)),
         libc::EADDRINUSE
     );
-    // Any channel is the first that is free.
+    // Any channel selects the first free one.
     for vci in [32, 33] {
         let third = socket(&client, SOCK_DGRAM);
         let any = PvcAddress {
@@ -197,7 +197,7 @@ fn calls_fail_as_linux_does() {
             Ok(PvcAddress { vci, ..ADDRESS })
         );
     }
-    // Any path is the first on which the channel is free.
+    // Any path selects the first on which the channel is free.
     for vpi in [1, 2] {
         let third = socket(&client, SOCK_DGRAM);
         let any = PvcAddress { vpi: -1, ..ADDRESS };
@@ -207,7 +207,7 @@ fn calls_fail_as_linux_does() {
             Ok(PvcAddress { vpi, ..ADDRESS })
         );
     }
-    // Any class is for signalling to choose from.
+    // Any class would be chosen by signalling.
     let any_class = client.socket(AF_ATMPVC, SOCK_DGRAM, 5).unwrap();
     let mut either = with(0, 5);
     either[40] = 5;
@@ -215,7 +215,7 @@ fn calls_fail_as_linux_does() {
     set.unwrap();
     let bound = client.bind_circuit(any_class, ADDRESS);
     assert_eq!(bound, Err(Errno(libc::EINVAL)));
-    // What has no meaning for circuits, and what has none for others.
+    // Options that do not apply to circuits, and circuit options on other sockets.
     let clp = client.setsockopt(fresh, SOL_ATM, SO_SETCLP, &1_i32.to_ne_bytes());
     clp.unwrap();
     let clp = client.getsockopt(fresh, SOL_ATM, SO_SETCLP);

@@ -146,7 +146,7 @@ fn options_of_a_datagram_socket_are_its_own() {
     }
     set(&client, fd, IPPROTO_IP, libc::IP_TOS, 0x20).unwrap();
     assert_eq!(get(IPPROTO_IP, libc::IP_TOS), Ok(0x20));
-    // Those of TCP are not its.
+    // TCP options are rejected.
     let missing = Err(Errno(libc::ENOPROTOOPT));
     assert_eq!(get(SOL_SOCKET, libc::SO_RCVBUF), missing);
     assert_eq!(get(libc::IPPROTO_TCP, libc::TCP_NODELAY), missing);

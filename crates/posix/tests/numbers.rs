@@ -1,4 +1,4 @@
-//! Numbers of sockets, as a C program has them.
+//! Descriptor numbers through the C interface.
 
 mod processes;
 
@@ -10,7 +10,7 @@ use tidewall_posix::{Errno, Posix};
 
 const PORT: u16 = 85;
 
-/// A socket that has the last number that the process may have.
+/// Returns a socket with the last descriptor that the process may have.
 fn last_number(posix: &Posix, kind: i32) -> i32 {
     let fd = posix.socket(AF_INET, kind, 0).unwrap();
     posix.descriptors().set_limit(fd as u32 + 1);

@@ -1,4 +1,4 @@
-//! SOCK_SEQPACKET over TCP (ACP) between two stacks in memory, as a C program has it.
+//! SOCK_SEQPACKET over TCP (ACP) between two stacks in memory, through the C interface.
 
 mod processes;
 
@@ -65,7 +65,7 @@ fn a_call_is_a_frame_and_its_end_is_marked() {
         of(b"a frame", MSG_EOR)
     );
     assert_eq!(receive(&server, accepted, 10, 0), of(b"a frame", MSG_EOR));
-    // Each is waited for: they came one by one.
+    // Waits for each: they arrive one by one.
     let next = |room, flags| {
         assert!(readable(TIMEOUT));
         receive(&server, accepted, room, flags)
@@ -77,7 +77,7 @@ fn a_call_is_a_frame_and_its_end_is_marked() {
         (3, MSG_EOR | MSG_TRUNC, &b"c"[..])
     );
     assert_eq!(next(10, 0), of(b"in pieces", MSG_EOR));
-    // The end is no frame.
+    // The end of the stream is not a frame.
     assert_eq!(next(10, 0), of(b"", 0));
     assert_eq!(server.send(accepted, b"still open", 0), Ok(10));
     assert_eq!(receive(&client, fd, 20, 0), of(b"still open", MSG_EOR));
@@ -94,7 +94,7 @@ fn a_stream_does_not_meet_frames() {
     let fd = client.socket(AF_INET, SOCK_SEQPACKET, 0).unwrap();
     let refused = client.connect(fd, SocketAddr::from((SERVER, PORT)));
     assert_eq!(refused, Err(Errno(libc::EPROTONOSUPPORT)));
-    // Nothing else is a protocol of such sockets.
+    // Such sockets support no other protocol.
     let other = client.socket(AF_INET, SOCK_SEQPACKET, libc::IPPROTO_UDP);
     assert_eq!(other, Err(Errno(libc::EPROTONOSUPPORT)));
 }

@@ -1,11 +1,12 @@
-//! What a call costs that is not the stack's, through the library and without it: both in
-//! one process and in turns, so that nothing but the library differs. Prints nanoseconds a
-//! call; `-- --instructions` counts what the library adds instead, under valgrind, and judges
-//! it against `benches/foreign_instructions.txt`; with `--keep` it writes that.
+//! Measures what the library adds to a call that is not the stack's. Both are timed in one
+//! process and in turns, so that nothing but the library differs. Prints nanoseconds per
+//! call. With `-- --instructions` it counts the added instructions instead, under valgrind,
+//! and judges them against `benches/foreign_instructions.txt`. With `--keep` it writes that
+//! file.
 //!
 //! `cargo bench -p tidewall-preload --bench foreign`; under `tidewall run --interface IF --`
-//! the library has a stack in the process that is timed, and a call looks into its table of
-//! numbers, too. Instructions are counted in a process without one.
+//! the library has a stack in the timed process, so a call also reads its descriptor table.
+//! Instructions are counted in a process without a stack.
 #![allow(unsafe_code)]
 
 use std::env;
@@ -17,25 +18,25 @@ use std::path::PathBuf;
 use std::process::{Command, ExitCode};
 use std::time::Instant;
 
-/// Calls of a turn, and turns of each; of so many calls instructions are counted.
+/// Calls per turn, and turns of each; instructions are counted over as many calls.
 const CALLS: u32 = 2_000;
 const PAIRS: usize = 1_000;
 const COUNTED: u32 = 100_000;
 const CHILD: &str = "TIDEWALL_BENCH_CHILD";
 
-/// Counts that are kept, and how far one may be above, in hundredths.
+/// The file of kept counts, and the tolerance above them, in hundredths.
 const KEPT: &str = concat!(
     env!("CARGO_MANIFEST_DIR"),
     "/benches/foreign_instructions.txt"
 );
 const TOLERANCE: u64 = tidewall_bench_instructions::TOLERANCE;
 
-/// What is called: read(2), write(2).
+/// The measured calls: read(2), write(2).
 type Call = unsafe extern "C" fn(c_int, *mut c_void, usize) -> isize;
 
-/// The function of this name that programs call, and the C library's own.
+/// The function of this name that programs call, and the C library's original.
 fn functions(name: &CStr) -> [Call; 2] {
-    // SAFETY: a library that is loaded, and a function of it with that type.
+    // SAFETY: the library is loaded, and its function has that type.
     unsafe {
         let library = libc::dlopen(c"libc.so.6".as_ptr(), libc::RTLD_LAZY);
         [libc::RTLD_DEFAULT, library].map(|where_| {
@@ -46,19 +47,19 @@ fn functions(name: &CStr) -> [Call; 2] {
     }
 }
 
-/// Nanoseconds of each of so many reads or writes of one byte.
+/// Returns nanoseconds per read or write of one byte.
 fn turn(call: Call, file: &File, calls: u32) -> f64 {
     let mut byte = 0u8;
     let begun = Instant::now();
     for _ in 0..calls {
-        // SAFETY: a byte that is here.
+        // SAFETY: the byte is on this stack.
         let moved = unsafe { call(file.as_raw_fd(), (&raw mut byte).cast(), 1) };
         assert_eq!(moved, 1);
     }
     begun.elapsed().as_secs_f64() * 1e9 / f64::from(calls)
 }
 
-/// In the process that has the library.
+/// Runs in the process that has the library.
 fn child(how: &str) {
     let (name, how) = how.split_once(' ').unwrap();
     let [through, plain] = functions(&CString::new(name).unwrap());
@@ -70,11 +71,12 @@ fn child(how: &str) {
         "through" => drop(turn(through, &zero, COUNTED)),
         "plain" => drop(turn(plain, &zero, COUNTED)),
         _ => {
-            // Where there is a manager this is the stack's from here on.
+            // With a manager, this listener belongs to the stack from here on.
             let listener = TcpListener::bind("0.0.0.0:0").unwrap();
             listener.set_nonblocking(true).unwrap();
             assert!(listener.accept().is_err());
-            // A process with a stack has threads, which makes any call on a descriptor dearer.
+            // A process with a stack has threads, which makes any call on a descriptor more
+            // expensive.
             std::thread::spawn(std::thread::park);
             for _ in 0..PAIRS {
                 let plain = turn(plain, &zero, CALLS);
@@ -98,7 +100,7 @@ fn run(mut command: Command, how: &str) -> String {
     String::from_utf8(said).unwrap()
 }
 
-/// Instructions of a whole process.
+/// Counts the instructions of a whole process.
 fn instructions(how: &str) -> u64 {
     let mut command = Command::new("valgrind");
     command.args(["--tool=callgrind", "--callgrind-out-file=/dev/null"]);
@@ -108,7 +110,7 @@ fn instructions(how: &str) -> u64 {
     line.unwrap().rsplit(' ').next().unwrap().parse().unwrap()
 }
 
-/// What the library adds to a call, in instructions.
+/// Returns what the library adds to a call, in instructions.
 fn added(name: &str) -> (String, u64, String) {
     let of = |how: &str| instructions(&format!("{name} {how}"));
     let added = of("through").saturating_sub(of("plain"));
@@ -116,7 +118,7 @@ fn added(name: &str) -> (String, u64, String) {
     (format!("{name}, another's descriptor"), each, String::new())
 }
 
-/// The median, and between what nine tenths are.
+/// Formats the median, and the range that holds nine tenths.
 fn words(values: impl Iterator<Item = f64>) -> String {
     let mut values: Vec<f64> = values.collect();
     values.sort_by(f64::total_cmp);

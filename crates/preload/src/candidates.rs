@@ -1,4 +1,4 @@
-//! Sockets of the kernel's that may become a stack's: a word a number.
+//! Kernel sockets that may become the stack's: one word per descriptor.
 
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 
@@ -8,28 +8,28 @@ use tidewall_posix::OptionsSet;
 use crate::registered;
 use crate::watch;
 
-/// Numbers are below this; sockets above stay with the kernel. Pages that no number is in
-/// take no memory.
+/// Descriptors are below this; sockets above stay with the kernel. Unused pages take no
+/// memory.
 pub(crate) const NUMBERS: usize = 1 << 20;
 
 static KINDS: [AtomicU64; NUMBERS] = [const { AtomicU64::new(0) }; NUMBERS];
 
-/// All that something is known of are below this.
+/// All descriptors with a nonzero word are below this.
 static END: AtomicUsize = AtomicUsize::new(0);
 
 const STREAM: u64 = 1;
 const DATAGRAM: u64 = 2;
-/// An epoll set of the kernel's, which becomes no socket.
+/// A kernel epoll set, which becomes no socket.
 const SET: u64 = 3;
-/// The bits of these. Above are the options that the program may have set.
+/// The bits of these kinds. The bits above are the options that the program may have set.
 const KIND: u64 = 3;
 const KIND_BITS: u32 = KIND.count_ones();
 const _: () = assert!(KIND_BITS + OptionsSet::BITS <= u64::BITS);
 
-/// What a number may become.
+/// The kind of socket that a descriptor may become.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Kind {
-    /// A TCP socket, which listens, connects, or does neither yet.
+    /// A TCP socket that is listening, connected, or neither yet.
     Stream,
     /// A UDP socket.
     Datagram,
@@ -39,7 +39,7 @@ fn place(fd: i32) -> Option<&'static AtomicU64> {
     KINDS.get(usize::try_from(fd).ok()?)
 }
 
-/// What the number may become, if anything.
+/// Returns what the descriptor may become, if anything.
 #[inline]
 pub(crate) fn kind(fd: i32) -> Option<Kind> {
     match place(fd)?.load(Ordering::Relaxed) & KIND {
@@ -49,12 +49,12 @@ pub(crate) fn kind(fd: i32) -> Option<Kind> {
     }
 }
 
-/// True for a number of which something is known here.
+/// Returns true for a descriptor that is recorded here.
 pub(crate) fn is_any(fd: i32) -> bool {
     place(fd).is_some_and(|place| place.load(Ordering::Relaxed) != 0)
 }
 
-/// True for an epoll set that the program has made.
+/// Returns true for an epoll set that the program has created.
 #[inline]
 pub(crate) fn is_set(fd: i32) -> bool {
     place(fd).is_some_and(|place| place.load(Ordering::Relaxed) == SET)
@@ -70,15 +70,14 @@ fn store(fd: i32, word: u64) {
     }
 }
 
-/// The number names an epoll set, which was just made.
+/// Records that the descriptor names a new epoll set.
 pub(crate) fn note_set(fd: i32) {
     forget(fd);
     store(fd, SET);
 }
 
-/// The number becomes nothing any more, and no set knows it from here: it is closed, it names
-/// another file, or it stays the kernel's. Sets of a socket that the stack has taken were moved
-/// before.
+/// Forgets the descriptor, also in the epoll sets. It is closed, names another file, or stays
+/// with the kernel. A socket that the stack has adopted was moved out of its sets before.
 pub(crate) fn forget(fd: i32) {
     if is_any(fd) {
         store(fd, 0);
@@ -86,24 +85,24 @@ pub(crate) fn forget(fd: i32) {
     }
 }
 
-/// The numbers of sockets that may become the stack's.
+/// Returns the descriptors of sockets that may become the stack's.
 pub(crate) fn all() -> impl Iterator<Item = i32> {
     (0..end()).filter(|&fd| kind(fd).is_some())
 }
 
-/// Numbers of which something is, or was, known are below this.
+/// All recorded descriptors, past and present, are below this.
 pub(crate) fn end() -> i32 {
     END.load(Ordering::Relaxed) as i32
 }
 
-/// Says what a number may become. Any option may have been set.
+/// Sets what a descriptor may become. Any option may have been set.
 pub(crate) fn set(fd: i32, kind: Kind) {
     enter(fd, kind, OptionsSet::ALL);
 }
 
-/// As [`set`], of a socket that was just made.
+/// As [`set`], for a new socket.
 pub(crate) fn made(fd: i32, kind: Option<Kind>) {
-    // A number that was closed past this library names another file.
+    // A descriptor that was closed without this library now names another file.
     forget(fd);
     if let Some(kind) = kind {
         enter(fd, kind, OptionsSet::NONE);
@@ -118,7 +117,7 @@ fn enter(fd: i32, kind: Kind, options: OptionsSet) {
     store(fd, kind | options.bits() << KIND_BITS);
 }
 
-/// An option is about to be set.
+/// Records that an option is about to be set.
 pub(crate) fn note_option(fd: i32, level: i32, name: i32) {
     if kind(fd).is_some()
         && let Some(place) = place(fd)
@@ -128,13 +127,13 @@ pub(crate) fn note_option(fd: i32, level: i32, name: i32) {
     }
 }
 
-/// Options that may have been set.
+/// Returns the options that may have been set.
 pub(crate) fn options(fd: i32) -> OptionsSet {
     let word = place(fd).map_or(u64::MAX, |place| place.load(Ordering::Relaxed));
     OptionsSet::from_bits(word >> KIND_BITS)
 }
 
-/// A child is about to be made, which may set options of sockets that it shares with this
+/// Prepares for a child, which may set options of sockets that it shares with this
 /// process. Async-signal-safe.
 pub(crate) fn share_all() {
     watch::hands_over();
@@ -144,7 +143,7 @@ pub(crate) fn share_all() {
     }
 }
 
-/// What the kernel has just made of the arguments of socket(2) may become.
+/// Returns what a new socket may become, from the arguments of socket(2).
 pub(crate) fn of_call(domain: i32, kind: i32, protocol: i32) -> Option<Kind> {
     if domain != libc::AF_INET && domain != libc::AF_INET6 {
         return None;

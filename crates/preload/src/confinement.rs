@@ -1,7 +1,9 @@
-//! A program that confines itself, while it has sockets that are the stack's or may become so.
+//! Programs that confine themselves while they have sockets that are the stack's or may become
+//! so.
 //!
-//! What a stack is made of may be out of reach afterwards: it is made before. What it calls
-//! may be forbidden: then it has no sockets, or the program hears that it cannot be confined.
+//! After confinement the resources of a stack may be out of reach, so the stack is created
+//! before. If its calls would be forbidden, either it has no sockets, or the program receives
+//! an error in place of the confinement.
 
 use tidewall::listener_holders::note_accepting;
 use tidewall_device::afxdp::leave_packet_sockets;
@@ -19,8 +21,8 @@ use crate::raw;
 use crate::report::{Verdict, record};
 use crate::watch::Attention;
 
-/// The program is about to leave what a stack is made of. It is made now, if there are sockets
-/// that wait for somebody. None of them becomes its yet.
+/// Called when the program is about to lose access to the resources of a stack. Creates the
+/// stack now, if any socket waits for peers. No socket becomes the stack's yet.
 pub(crate) fn before() {
     if is_over() || is_inside() || process::posix().is_some() {
         return;
@@ -30,7 +32,8 @@ pub(crate) fn before() {
     }
 }
 
-/// Makes the stack now, with all that it otherwise makes with its first sockets.
+/// Creates the stack now, with everything that it otherwise creates with its first
+/// sockets.
 fn complete() {
     promoting(|| {
         if let Some(posix) = stack() {
@@ -40,9 +43,8 @@ fn complete() {
     });
 }
 
-/// The program is about to confine itself, in all its threads or the calling one, by what
-/// `install` does: whatever that returns, or EINVAL where sockets that are the stack's could
-/// not go on.
+/// Confines the program, in all its threads or the calling one, by `install`. Returns the
+/// result of `install`, or EINVAL if sockets of the stack could not continue.
 pub(crate) fn confine(
     confinement: &Confinement<'_>,
     all_threads: bool,
@@ -70,7 +72,7 @@ pub(crate) fn confine(
     let sockets = sockets.or_else(|| confinement.refuses(For::Embedded).filter(|_| !managed));
     let making = confinement.refuses(For::Making);
     let data = confinement.refuses(For::Data);
-    // The stack's own threads do all of it.
+    // The stack's own threads make all of these calls.
     let data = data.or(sockets.or(making).filter(|_| all_threads));
     let why = |call| format!("the program's filter of system calls refuses {call}(2)");
     if let Some(call) = data {
@@ -84,7 +86,7 @@ pub(crate) fn confine(
         complete();
     }
     if making.is_some() && process::posix().is_none() {
-        // It would be made again once a manager is there.
+        // Otherwise it would be created again once a manager runs.
         set_over(true);
     }
     if let Some(call) = sockets {
@@ -99,7 +101,7 @@ pub(crate) fn confine(
     install()
 }
 
-/// From `install` on, which forbids what they would call, there is no stack, nor a report.
+/// From `install` on, which forbids the calls they need, there is no stack, and no report.
 fn without(
     interface: &str,
     why: &str,
@@ -133,7 +135,7 @@ fn without(
                 record(Verdict::Kernel, what, local, why);
             }
             if what == "listener" {
-                // The call for it may be refused afterwards.
+                // The call that this needs may be refused afterwards.
                 note_accepting(socket);
             }
         }
@@ -147,12 +149,12 @@ fn without(
     installed
 }
 
-/// The numbers of sockets that wait for somebody.
+/// Returns the descriptors of sockets that wait for peers.
 fn waiting() -> impl Iterator<Item = i32> {
     candidates::all().filter(|&fd| waits(fd))
 }
 
-/// True for a listener, or a bound datagram socket, that may become the stack's.
+/// Returns true for a listener, or a bound datagram socket, that may become the stack's.
 fn waits(fd: i32) -> bool {
     let Some(socket) = raw::borrow(fd) else {
         return false;

@@ -1,9 +1,10 @@
-//! `libtidewall.so`: the socket calls of the C library, for programs that know nothing of
-//! Tidewall (LD_PRELOAD).
+//! `libtidewall.so`: the socket calls of the C library, for programs unaware of Tidewall
+//! (LD_PRELOAD).
 //!
-//! Lives here: which sockets become a stack's, and when ([`promote`]); what a C caller's
-//! call becomes ([`raw`]); and what of it is told to whoever started the program
-//! ([`report`]). Does not live here: what the calls do, which is `tidewall_posix`'s.
+//! Lives here: which sockets become the stack's, and when ([`promote`]); the handling of
+//! a C caller's calls ([`raw`]); and the reports to the starter of the program
+//! ([`report`]). Does not live here: the implementation of the calls, which is in
+//! `tidewall_posix`.
 //!
 //! Read first: docs/preload.md; ld.so(8), signal-safety(7).
 //!
@@ -13,9 +14,9 @@
 //!              └─yes─► inside: Posix ─► answer (errno)
 //! ```
 //!
-//! The kernel gives out all numbers. A call that is not ours takes no lock and allocates
-//! nothing: the standard library in here calls these functions, too, and so do handlers
-//! of signals and children of vfork(2).
+//! The kernel allocates all descriptors. A call on a kernel descriptor takes no lock and
+//! allocates nothing. The standard library in here calls these functions, too, and so do
+//! signal handlers and children of vfork(2).
 #![deny(unsafe_code)]
 
 mod candidates;

@@ -1,9 +1,8 @@
-//! Waiting for sockets of ours and descriptors of the kernel's at once, by `poll` and
-//! `select`.
+//! Waits for sockets of the stack and kernel descriptors at once, by `poll` and `select`.
 //!
-//! The kernel's are asked by its own poll(2). To sleep on them beside ours they are put into
-//! an epoll set of the kernel's, one a thread, which is the one descriptor of the kernel's
-//! that our poll sleeps on.
+//! The kernel's own poll(2) polls the kernel descriptors. To sleep on both, each thread puts
+//! them into a kernel epoll set of its own. That set is the only kernel descriptor on which
+//! the stack's poll sleeps.
 
 use std::cell::RefCell;
 use std::os::fd::{AsRawFd, BorrowedFd};
@@ -18,9 +17,9 @@ use crate::process::{self, inside};
 use crate::protected::{out_of_the_way, release};
 use crate::raw;
 
-/// The kernel's descriptors that a thread sleeps on.
+/// The kernel descriptors on which a thread sleeps.
 struct Side {
-    /// The number of the epoll set, which is open in our table too.
+    /// The descriptor of the epoll set, which is open in the stack's table too.
     number: i32,
     entered: Vec<i32>,
 }
@@ -52,18 +51,19 @@ impl Side {
         })
     }
 
-    /// Has the set hold these and no others.
+    /// Makes the set hold these descriptors and no others.
     fn enter(&mut self, list: &[PollFd]) {
         let Some(set) = raw::borrow(self.number) else {
             return;
         };
         let stays = |fd: i32| list.iter().any(|entry| entry.fd == fd);
         for fd in self.entered.extract_if(.., |fd| !stays(*fd)) {
-            // It may be closed, and out of the set by that.
+            // A closed descriptor has already left the set.
             let _ = raw::borrow(fd).map(|file| epoll::delete(set, file));
         }
         for (fd, events) in asked_of_each(list) {
-            // What never waits, as a file of a disk, was ready when it was asked.
+            // A file that never waits, for example on a disk, was ready when it was
+            // polled.
             if let Some(file) = raw::borrow(fd)
                 && enter(set, file, events).is_ok()
                 && !self.entered.contains(&fd)
@@ -74,7 +74,7 @@ impl Side {
     }
 }
 
-/// Each descriptor once, with all that its entries ask for.
+/// Returns each descriptor once, with all events that its entries request.
 fn asked_of_each(list: &[PollFd]) -> Vec<(i32, i16)> {
     let mut asked: Vec<_> = list.iter().map(|entry| (entry.fd, entry.events)).collect();
     asked.sort_unstable();
@@ -95,7 +95,7 @@ fn enter(set: BorrowedFd<'_>, file: BorrowedFd<'_>, events: i16) -> rustix::io::
     }
 }
 
-/// `ppoll(2)` over a list of which some are ours.
+/// `ppoll(2)` over a list that holds sockets of the stack.
 pub(crate) fn poll(
     posix: &Posix,
     list: &mut [PollFd],
@@ -121,7 +121,7 @@ pub(crate) fn poll(
         let left = deadline.map(|it| it.saturating_duration_since(Instant::now()));
         let over = timeout == Some(Duration::ZERO) || left == Some(Duration::ZERO);
         if found == 0 && timeout == Some(Duration::ZERO) && signals.is_some() {
-            // A signal that is pending, and not blocked for the call, ends it all the same.
+            // A signal that is pending, and not blocked for the call, still ends it.
             inside(|| tidewall_sys::ppoll(&mut [], timeout, signals).map_err(errno))?;
         }
         if found > 0 || over {
@@ -134,15 +134,15 @@ pub(crate) fn poll(
         }
         let beside = inside(|| sleep(posix, &mut own, &others, left, signals))?;
         if beside && raw::poll_now(&mut others)? == 0 {
-            // Something is in the set that this thread knows nothing of any more: a file
-            // that was closed under its number, and is open under another.
+            // The set holds an entry unknown to this thread: a file that was closed under
+            // its descriptor, and is open under another.
             inside(|| SIDE.with(|side| side.replace(None)));
         }
         slept = true;
     }
 }
 
-/// Sleeps; true when something of the kernel's is ready.
+/// Sleeps; returns true when a kernel descriptor is ready.
 fn sleep(
     posix: &Posix,
     own: &mut Vec<PollFd>,

@@ -1,30 +1,31 @@
-//! Filters of system calls that the program puts itself under (seccomp(2)): what of the
-//! stack's own calls they leave.
+//! Seccomp filters that a program installs (seccomp(2)): which of the stack's own system
+//! calls they allow.
 //!
-//! A filter is the program's to choose, and in force whatever the stack would need. So it is
-//! read before: either the stack goes on working under it, or has no sockets by then.
+//! The program chooses its filter, which holds whatever the stack would need. So the filter
+//! is read first. Then either the stack continues to work under it, or has no sockets by
+//! then.
 
 use libc::{c_long, sock_filter};
 use tidewall_sys::seccomp::{Call, allows, decide};
 
-/// What the stack calls for.
+/// The purpose for which the stack makes a call.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum For {
-    /// For sockets that it has.
+    /// To serve its existing sockets.
     Data,
-    /// To have more sockets.
+    /// To get more sockets.
     Sockets,
-    /// The same, where it has no manager.
+    /// To get more sockets without a manager.
     Embedded,
-    /// To be made; its threads, for the addresses of the interface and a new manager.
+    /// To be created; its threads, for the interface's addresses and a new manager.
     Making,
-    /// To follow priorities, which it leaves where one of the calls is refused.
+    /// To follow priorities; the stack stops doing so if one of the calls is refused.
     Priorities,
-    /// To send long segments, which it sends packet by packet otherwise.
+    /// To send long segments; otherwise it sends packet by packet.
     Segments,
 }
 
-/// A call that the stack makes, with arguments by which filters tell calls apart.
+/// A call that the stack makes, with the arguments by which filters distinguish calls.
 pub(crate) struct Needed {
     name: &'static str,
     number: c_long,
@@ -50,7 +51,7 @@ const SEQPACKET: i32 = libc::SOCK_SEQPACKET | libc::SOCK_CLOEXEC;
 const STREAM: i32 = libc::SOCK_STREAM | libc::SOCK_CLOEXEC;
 const DATAGRAM: i32 = libc::SOCK_DGRAM | libc::SOCK_CLOEXEC;
 const PACKET: i32 = libc::SOCK_RAW | libc::SOCK_CLOEXEC | libc::SOCK_NONBLOCK;
-/// How the C library makes a thread.
+/// The flags with which the C library creates a thread.
 const THREAD: i32 = libc::CLONE_VM
     | libc::CLONE_FS
     | libc::CLONE_FILES
@@ -60,7 +61,7 @@ const THREAD: i32 = libc::CLONE_VM
     | libc::CLONE_SETTLS
     | libc::CLONE_PARENT_SETTID
     | libc::CLONE_CHILD_CLEARTID;
-/// Of ioctl(2).
+/// A request of ioctl(2).
 const SIOCETHTOOL: i32 = 0x8946;
 
 const NEEDED: &[Needed] = needed! {
@@ -108,29 +109,29 @@ const NEEDED: &[Needed] = needed! {
         SYS_socket(0 = libc::AF_PACKET, 1 = PACKET);
 };
 
-/// Of one of two architectures alone.
+/// A call that only one of two architectures has.
 #[cfg(target_arch = "x86_64")]
 const OLD: &[Needed] = needed! { Making: SYS_mkdir() SYS_unlink(); };
 #[cfg(not(target_arch = "x86_64"))]
 const OLD: &[Needed] = needed! { Making: SYS_mkdirat() SYS_unlinkat(); };
 
 impl Needed {
-    /// The name of the call.
+    /// Returns the name of the call.
     pub(crate) fn name(&self) -> &'static str {
         self.name.trim_start_matches("SYS_")
     }
 
-    /// Whether the stack works without it.
+    /// Reports whether the stack works without it.
     pub(crate) fn may_be_left(&self) -> bool {
         matches!(self.what, For::Priorities | For::Segments)
     }
 
-    /// Whether long segments alone need it.
+    /// Reports whether only long segments need it.
     pub(crate) fn is_for_segments(&self) -> bool {
         self.what == For::Segments
     }
 
-    /// Whether a report calls for it.
+    /// Reports whether a report needs it.
     pub(crate) fn is_of_reports(&self) -> bool {
         matches!(
             self.number,
@@ -147,10 +148,10 @@ impl Needed {
         )
     }
 
-    /// The call with arguments by which it does nothing but fail, or make what ends with a
-    /// process; `None` for those that have none.
+    /// Returns the call with arguments that make it fail harmlessly, or create something
+    /// that ends with the process. `None` for calls without such arguments.
     pub(crate) fn harmless(&self) -> Option<(c_long, [usize; 6])> {
-        // No descriptor, no place in memory, and no length.
+        // No valid descriptor, address, or length.
         let mut arguments = [usize::MAX; 6];
         for &(place, value) in self.arguments {
             arguments[place] = value as usize;
@@ -159,10 +160,11 @@ impl Needed {
         (!ends && self.what != For::Embedded).then_some((self.number, arguments))
     }
 
-    /// Whether the kernel's answer to [`Needed::harmless`] says that it may be called.
+    /// Reports whether the kernel's answer to [`Needed::harmless`] means that the call is
+    /// allowed.
     pub(crate) fn is_allowed(&self, errno: i32) -> bool {
         match errno {
-            // The kernel refuses it without CAP_NET_RAW, too. The socket copes with both.
+            // Without CAP_NET_RAW the kernel refuses it as well. The socket handles both.
             _ if self.is_for_segments() => true,
             // The C library falls back to another call.
             libc::ENOSYS => self.number == libc::SYS_clone3,
@@ -171,7 +173,7 @@ impl Needed {
     }
 }
 
-/// All of them.
+/// Returns all of them.
 pub(crate) fn needed() -> impl Iterator<Item = &'static Needed> {
     NEEDED.iter().chain(OLD)
 }
@@ -182,11 +184,11 @@ const ARCHITECTURE: u32 = 0xc000_003e;
 #[cfg(target_arch = "aarch64")]
 const ARCHITECTURE: u32 = 0xc000_00b7;
 
-/// What a thread is about to be confined to.
+/// The confinement that a thread is about to enter.
 pub(crate) enum Confinement<'a> {
     /// `read`, `write`, `exit` and `sigreturn`.
     Strict,
-    /// What a filter lets through of calls from about this address.
+    /// The filter's result for calls from about this address.
     Filter(&'a [sock_filter], u64),
 }
 
@@ -199,7 +201,7 @@ impl Confinement<'_> {
             );
         };
         let call = |number: c_long, arguments: &[(usize, u64)]| {
-            // Descriptors, lengths and places in memory may be any.
+            // Descriptors, lengths and addresses may have any value.
             let mut call = Call {
                 number: number as u32,
                 architecture: ARCHITECTURE,
@@ -212,7 +214,7 @@ impl Confinement<'_> {
             call
         };
         let asked = call(needed.number, needed.arguments);
-        // The C library falls back to the other call, which filters can look into.
+        // The C library falls back to the other call, whose arguments filters can read.
         let missing = libc::SECCOMP_RET_ERRNO | libc::ENOSYS as u32;
         let falls_back = needed.number == libc::SYS_clone3
             && decide(filter, &asked) == Some(missing)
@@ -220,7 +222,8 @@ impl Confinement<'_> {
         allows(filter, &asked) || falls_back
     }
 
-    /// The name of a call that the stack makes for this, and may not make then.
+    /// Returns the name of a call that the stack makes for this purpose and that would be
+    /// refused.
     pub(crate) fn refuses(&self, what: For) -> Option<&'static str> {
         let refused = needed().find(|it| it.what == what && !self.allows(it));
         refused.map(Needed::name)

@@ -1,4 +1,4 @@
-//! The stack of this process, and who is inside it.
+//! The stack of this process, and the threads inside it.
 
 use std::cell::Cell;
 use std::sync::OnceLock;
@@ -11,20 +11,21 @@ use crate::raw;
 use crate::watch;
 
 thread_local! {
-    /// Calls of this thread that are inside the stack, or between vfork and exec: what
-    /// they call of the C library goes to the C library.
+    /// Number of nested calls of this thread that are inside the stack, or between vfork
+    /// and exec. Their own C library calls go to the C library.
     static INSIDE: Cell<u32> = const { Cell::new(0) };
-    /// Of them, those between vfork and exec: a child that shares this memory.
+    /// The calls of those that are between vfork and exec: a child that shares this
+    /// memory.
     static IN_CHILD: Cell<u32> = const { Cell::new(0) };
 }
 
 static STACK: OnceLock<Posix> = OnceLock::new();
-/// There is a stack, and this is its process: a forked child has none.
+/// A stack exists, and this is its process; a forked child has none.
 static PRESENT: AtomicBool = AtomicBool::new(false);
-/// This process was forked off one that has a stack, or by less than the C library's fork.
+/// This process was forked from one that has a stack, or without the C library's fork.
 static FORKED: AtomicBool = AtomicBool::new(false);
 
-/// The stack of this process.
+/// Returns the stack of this process.
 #[inline]
 pub(crate) fn posix() -> Option<&'static Posix> {
     match PRESENT.load(Ordering::Acquire) {
@@ -33,50 +34,50 @@ pub(crate) fn posix() -> Option<&'static Posix> {
     }
 }
 
-/// The process has a stack from now on.
+/// Sets the stack of the process.
 pub(crate) fn set(posix: Posix) -> &'static Posix {
     let posix = STACK.get_or_init(|| posix);
     PRESENT.store(true, Ordering::Release);
     posix
 }
 
-/// Whether the stack that there is may be used, by a thread that may not call what it calls
-/// (false) or yet may (true).
+/// Disables the existing stack for a thread that may not make its calls (false), or enables
+/// it again (true).
 pub(crate) fn set_present(present: bool) {
     PRESENT.store(present && STACK.get().is_some(), Ordering::Release);
 }
 
-/// In a forked child: of the parent's stack nothing is here. `for_good`: nor will there be one
-/// of its own. Async-signal-safe.
+/// Discards the parent's stack in a forked child. With `for_good` the child will not have one
+/// of its own either. Async-signal-safe.
 pub(crate) fn forget(for_good: bool) {
     if PRESENT.swap(false, Ordering::AcqRel) || for_good {
         FORKED.store(true, Ordering::Release);
     }
 }
 
-/// True in a child whose sockets are the kernel's: it makes no stack.
+/// Returns true in a child that creates no stack; its sockets are the kernel's.
 pub(crate) fn is_forked() -> bool {
     FORKED.load(Ordering::Acquire)
 }
 
-/// True while this thread is inside the stack.
+/// Returns true while this thread is inside the stack.
 #[inline]
 pub(crate) fn is_inside() -> bool {
     INSIDE.try_with(|depth| depth.get() > 0).unwrap_or(true)
 }
 
-/// True while this thread is inside the stack, and its locks may be its own.
+/// Returns true while this thread is inside the stack and may hold its locks.
 pub(crate) fn is_in_stack() -> bool {
     let depth = INSIDE.try_with(Cell::get).unwrap_or(0);
     depth > IN_CHILD.try_with(Cell::get).unwrap_or(0)
 }
 
-/// True in a child of vfork, which shares its parent's memory.
+/// Returns true in a child of vfork, which shares its parent's memory.
 pub(crate) fn is_in_child() -> bool {
     IN_CHILD.try_with(Cell::get).unwrap_or(0) > 0
 }
 
-/// A child of vfork begins, or its parent goes on. Async-signal-safe.
+/// Records that a child of vfork begins, or that its parent continues. Async-signal-safe.
 pub(crate) fn note_vfork(begins: bool) {
     watch::hands_over();
     note_inside(begins);
@@ -86,27 +87,27 @@ pub(crate) fn note_vfork(begins: bool) {
     });
 }
 
-/// From now on (true), or no longer, calls of this thread go to the C library.
+/// Directs calls of this thread to the C library (true), or to the stack again (false).
 /// Async-signal-safe.
 pub(crate) fn note_inside(inside: bool) {
     let change = |depth: &Cell<u32>| match inside {
         true => depth.set(depth.get() + 1),
         false => depth.set(depth.get().saturating_sub(1)),
     };
-    // In a thread that ends nothing is ours any more.
+    // In a thread that is ending, no socket belongs to the stack any more.
     let _ = INSIDE.try_with(change);
 }
 
-/// The stack, if the number is one of ours.
+/// Returns the stack if it owns the descriptor.
 #[inline]
 pub(crate) fn ours(fd: i32) -> Option<&'static Posix> {
     let posix = posix()?;
     (posix.owns(fd) && !is_inside()).then_some(posix)
 }
 
-/// Calls `call` with this thread inside the stack.
+/// Runs `call` with this thread marked as inside the stack.
 pub(crate) fn inside<T>(call: impl FnOnce() -> T) -> T {
-    /// Whether the thread could be cancelled.
+    /// Holds whether the thread could be cancelled.
     struct Leave(Option<i32>);
     impl Drop for Leave {
         fn drop(&mut self) {
@@ -122,7 +123,8 @@ pub(crate) fn inside<T>(call: impl FnOnce() -> T) -> T {
     call()
 }
 
-/// The beginning of a file. Calls nothing that the dynamic linker has not called before.
+/// Reads the beginning of a file. Calls only functions that the dynamic linker has called
+/// before.
 pub(crate) fn beginning_of(path: &str) -> String {
     let mut bytes = [0; 4096];
     let file = rustix::fs::open(path, OFlags::CLOEXEC, Mode::empty());
@@ -130,7 +132,7 @@ pub(crate) fn beginning_of(path: &str) -> String {
     String::from_utf8_lossy(&bytes[..length.unwrap_or(0)]).into_owned()
 }
 
-/// Whether this thread is under a filter of system calls.
+/// Reports whether this thread is under a seccomp filter.
 pub(crate) fn is_filtered() -> bool {
     let status = beginning_of("/proc/self/status");
     let mode = status
@@ -139,7 +141,7 @@ pub(crate) fn is_filtered() -> bool {
     mode.is_some_and(|mode| mode.trim() != "0")
 }
 
-/// An error of the C library or the kernel.
+/// Returns the last error of the C library or the kernel.
 pub(crate) fn last_error<T>() -> Result<T> {
     let number = std::io::Error::last_os_error().raw_os_error();
     Err(Errno(number.unwrap_or(libc::EIO)))

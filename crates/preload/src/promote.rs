@@ -1,7 +1,8 @@
-//! Which sockets become the stack's, and when.
+//! Decides which sockets become the stack's, and when.
 //!
-//! A socket is the kernel's until the process pays attention to it: who only makes, binds
-//! and hands on sockets gets no stack. The stack is made for the first that can be promoted.
+//! A socket is the kernel's until the process attends to it. A process that only creates,
+//! binds or passes on sockets never starts a stack. The stack is created for the first
+//! socket that can be promoted.
 
 use std::cell::Cell;
 use std::fmt::Display;
@@ -29,19 +30,19 @@ use crate::registered;
 use crate::report::{self, Verdict, record};
 use crate::watch::{self, Attention};
 
-/// Interface of a stack of the process's own, where there is no manager.
+/// The interface of the process's own stack, if no manager runs.
 const INTERFACE: &str = "TIDEWALL_INTERFACE";
 
-/// Name of a policy of receive control.
+/// Name of a receive control policy.
 const POLICY: &str = "TIDEWALL_POLICY";
 
 /// Held while a socket is promoted.
 static PROMOTING: Mutex<()> = Mutex::new(());
 
-/// Sockets may have several numbers.
+/// Sockets may have several descriptors.
 static COPIED: AtomicBool = AtomicBool::new(false);
 
-/// Nobody promotes a socket meanwhile.
+/// Keeps other threads from promoting a socket.
 pub(crate) fn hold() -> MutexGuard<'static, ()> {
     PROMOTING.lock().unwrap_or_else(PoisonError::into_inner)
 }
@@ -50,8 +51,8 @@ thread_local! {
     static MAKES: Cell<bool> = const { Cell::new(false) };
 }
 
-/// As [`hold`], for a child that is about to be made; `None` in the thread that makes the
-/// stack, which has it, and has children of its own for that.
+/// As [`hold`], before a fork. Returns `None` in the thread that is creating the stack:
+/// it already holds the lock, and forks children of its own for that purpose.
 pub(crate) fn hold_to_fork() -> Option<MutexGuard<'static, ()>> {
     let makes = MAKES.try_with(Cell::get).unwrap_or(false);
     (!makes).then(hold)
@@ -63,17 +64,17 @@ struct Source {
     interface: String,
 }
 
-/// Unset: nowhere, so nothing is promoted.
+/// Unset: there is no source, so nothing is promoted.
 static SOURCE: OnceLock<Source> = OnceLock::new();
-/// When a stack, or a listener's port, is asked for again: none could be had.
+/// When to request a stack, or a listener's port, again after a refusal.
 static AGAIN: Mutex<Option<Again>> = Mutex::new(None);
-/// How long until it is asked for again, at first and at most: a manager may be away for a
-/// moment, and one that refuses is asked a few times an hour.
+/// The initial and the maximum retry interval. A manager may be away for a moment, and one
+/// that refuses receives a few requests per hour.
 const AGAIN_AFTER: [Duration; 2] = [Duration::from_secs(1), Duration::from_secs(600)];
-/// The program was started under a filter of system calls that refuses one of the stack's.
+/// The program was started under a seccomp filter that refuses one of the stack's calls.
 static FILTERED: AtomicBool = AtomicBool::new(false);
-/// The program has put itself under a filter of system calls under which no more sockets
-/// become the stack's.
+/// The program has installed a seccomp filter under which no more sockets become the
+/// stack's.
 static OVER: AtomicBool = AtomicBool::new(false);
 
 /// See [`AGAIN`].
@@ -86,7 +87,7 @@ fn again() -> MutexGuard<'static, Option<Again>> {
     AGAIN.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// Something was refused: nothing is asked for a while, and longer each time.
+/// Records a refusal: no request is made for a while, and longer each time.
 fn wait_to_ask() {
     let mut again = again();
     let [first, most] = AGAIN_AFTER;
@@ -95,7 +96,7 @@ fn wait_to_ask() {
     *again = Some(Again { at, after });
 }
 
-/// True while nothing is asked.
+/// Returns true while no request may be made.
 fn waits_to_ask() -> bool {
     again().as_ref().is_some_and(|it| Instant::now() < it.at)
 }
@@ -110,7 +111,7 @@ impl Source {
         Some(Source { manager, interface })
     }
 
-    /// By the interface's manager, where one lives.
+    /// From the interface's manager, if one runs.
     fn of_interface(name: &str) -> Self {
         let socket = places::socket(name);
         Source {
@@ -120,13 +121,15 @@ impl Source {
     }
 }
 
-/// Reads the environment, before the program changes it. Whether there is to be a stack.
+/// Reads the environment, before the program changes it. Reports whether a stack is
+/// wanted.
 pub(crate) fn begin() -> bool {
     let source = Source::of_environment();
     source.is_some_and(|source| SOURCE.set(source).is_ok())
 }
 
-/// The program was started under a filter of system calls that refuses one of the stack's.
+/// Records that the program was started under a seccomp filter that refuses one of the
+/// stack's calls.
 pub(crate) fn refuse(call: &str) {
     FILTERED.store(true, Ordering::Relaxed);
     let why = format!("a filter of system calls, older than the program, refuses {call}(2)");
@@ -138,7 +141,7 @@ pub(crate) fn refuse(call: &str) {
     );
 }
 
-/// Makes the stack now, on this interface or that of the environment (`tidewall.h`).
+/// Creates the stack now, on this interface or that of the environment (`tidewall.h`).
 pub(crate) fn start(interface: Option<&str>) -> Result<()> {
     if process::is_forked() {
         return Err(Errno(libc::EOPNOTSUPP));
@@ -163,13 +166,13 @@ pub(crate) fn start(interface: Option<&str>) -> Result<()> {
     made.map(|_| ())
 }
 
-/// Whether there is a stack, or may be one.
+/// Reports whether a stack exists, or may be created.
 pub(crate) fn may_promote() -> bool {
     source().is_some()
 }
 
-/// A number that came from another process, or before this program: a socket that may
-/// become the stack's is one as if it had been made here.
+/// Registers a descriptor that came from another process, or existed before this program.
+/// A socket that may become the stack's is treated as if it had been created here.
 pub(crate) fn inherited(fd: i32) {
     let Some(socket) = raw::borrow(fd) else {
         return;
@@ -181,7 +184,7 @@ pub(crate) fn inherited(fd: i32) {
         ask(libc::SO_TYPE),
         ask(libc::SO_PROTOCOL),
     );
-    // A connection is the kernel's already.
+    // A connected socket is already the kernel's.
     let connected = || rustix::net::getpeername(socket).is_ok();
     if let Some(kind) = kind
         && !(kind == Kind::Stream && connected())
@@ -191,7 +194,7 @@ pub(crate) fn inherited(fd: i32) {
     }
 }
 
-/// The interface of the stack, and whether a manager lends it.
+/// Returns the interface of the stack, and whether a manager lends it.
 pub(crate) fn interface() -> Option<(&'static str, bool)> {
     source().map(|source| (&*source.interface, source.manager.is_some()))
 }
@@ -203,13 +206,14 @@ fn source() -> Option<&'static Source> {
     SOURCE.get()
 }
 
-/// The stack, if the number is one of ours, or becomes one now that attention is paid to it.
+/// Returns the stack if it owns the descriptor, or takes it over now that the program
+/// attends to it.
 #[inline]
 pub(crate) fn attended(fd: i32) -> Option<&'static Posix> {
     attended_to(fd, Attention::Takes)
 }
 
-/// As [`attended`], where what the program does is not to accept or to read.
+/// As [`attended`], for attention other than accepting or reading.
 #[inline]
 pub(crate) fn attended_to(fd: i32, attention: Attention) -> Option<&'static Posix> {
     match candidates::kind(fd) {
@@ -218,9 +222,9 @@ pub(crate) fn attended_to(fd: i32, attention: Attention) -> Option<&'static Posi
     }
 }
 
-/// While no socket is promoted, nor a stack made, by another thread.
+/// Runs `call` while no other thread promotes a socket or creates a stack.
 pub(crate) fn promoting<T>(call: impl FnOnce() -> T) -> T {
-    // Handlers wait: one that called into the stack would find its locks held.
+    // Signal handlers wait: one that called into the stack would find its locks held.
     let blocked = SignalSet::full().block();
     let result = inside(|| {
         let _promoting = hold();
@@ -230,17 +234,18 @@ pub(crate) fn promoting<T>(call: impl FnOnce() -> T) -> T {
     result
 }
 
-/// From now on no socket becomes the stack's (true), or they do again.
+/// Stops promotion of sockets (true), or allows it again (false).
 pub(crate) fn set_over(over: bool) {
     OVER.store(over, Ordering::Release);
 }
 
-/// True where a filter of system calls may refuse what listeners need. Async-signal-safe.
+/// Returns true if a seccomp filter may refuse the calls that listeners need.
+/// Async-signal-safe.
 pub(crate) fn is_confined() -> bool {
     OVER.load(Ordering::Acquire) || FILTERED.load(Ordering::Relaxed)
 }
 
-/// No socket becomes the stack's any more.
+/// Returns true if no more sockets become the stack's.
 pub(crate) fn is_over() -> bool {
     let is_lost = |posix: &Posix| posix.stack().interface_is_gone();
     is_confined() || source().is_none() || process::posix().is_some_and(is_lost)
@@ -269,7 +274,7 @@ fn promote(fd: i32, kind: Kind, attention: Attention) -> Option<&'static Posix> 
     ours(fd)
 }
 
-/// It stays the kernel's, for good.
+/// Leaves the socket with the kernel for good.
 fn keep(fd: i32, what: &str, address: impl Display, why: impl Display) {
     candidates::forget(fd);
     record(Verdict::Kernel, what, address, why);
@@ -301,7 +306,8 @@ fn promote_listener(fd: i32) {
     });
     match process::posix().is_some_and(|posix| posix.owns(fd)) {
         true => watch::promoted(fd),
-        // A number of the socket was closed, and what this process has said with it.
+        // A descriptor of the socket was closed, and with it what this process has
+        // recorded.
         false => note_accepting(socket),
     }
 }
@@ -314,7 +320,7 @@ fn promote_datagrams(fd: i32) {
         return candidates::forget(fd);
     };
     if local.port() == 0 {
-        // Nothing can come.
+        // No datagram can arrive.
         return;
     }
     if let Err(why) =
@@ -368,8 +374,8 @@ fn adopt(
     }
 }
 
-/// The socket stays the kernel's. A listener is tried again at a later accept, when the manager
-/// may have returned.
+/// Leaves the socket with the kernel for now. A listener is tried again at a later accept, when
+/// the manager may have returned.
 fn not_now(fd: i32, what: &str, address: impl Display, why: impl Display) {
     match what {
         "listener" => record(Verdict::Kernel, what, address, why),
@@ -377,18 +383,19 @@ fn not_now(fd: i32, what: &str, address: impl Display, why: impl Display) {
     }
 }
 
-/// What TCP's sockets need of the stack, once. Where it cannot be had they say so themselves.
+/// Starts, once, what TCP sockets need of the stack. If that fails, the sockets themselves
+/// report it.
 pub(crate) fn start_helper(posix: &Posix) {
     static STARTED: Once = Once::new();
     STARTED.call_once(|| drop(protecting(|| posix.stack().start_helper())));
 }
 
-/// A number was duplicated whose socket may still become the stack's.
+/// Records that a descriptor was duplicated whose socket may still become the stack's.
 pub(crate) fn note_copy() {
     COPIED.store(true, Ordering::Relaxed);
 }
 
-/// Other numbers of a socket that has just become the stack's.
+/// Takes over the other descriptors of a socket that has just become the stack's.
 fn take_copies(posix: &Posix, fd: i32, socket: BorrowedFd<'_>) {
     if !COPIED.load(Ordering::Relaxed) {
         return;
@@ -405,8 +412,8 @@ fn take_copies(posix: &Posix, fd: i32, socket: BorrowedFd<'_>) {
     }
 }
 
-/// Begins a connection by the stack, if the way to the address is by its interface.
-/// `None`: the connection is the kernel's to make.
+/// Begins a connection on the stack, if the route to the address uses its interface.
+/// `None`: the kernel makes the connection.
 pub(crate) fn connect(fd: i32, to: SocketAddr) -> Option<Result<()>> {
     if candidates::kind(fd) != Some(Kind::Stream) || is_inside() {
         return None;
@@ -416,7 +423,7 @@ pub(crate) fn connect(fd: i32, to: SocketAddr) -> Option<Result<()>> {
         return None;
     }
     let ip = to.ip().to_canonical();
-    // The kernel says what comes of port 0.
+    // The kernel decides what happens with port 0.
     if ip.is_loopback() || ip.is_unspecified() || to.port() == 0 {
         candidates::forget(fd);
         return None;
@@ -452,7 +459,7 @@ pub(crate) fn connect(fd: i32, to: SocketAddr) -> Option<Result<()>> {
             inside(|| keep(fd, "connection", to, "another interface leads there"));
             None
         }
-        // Nothing was done, and the kernel can do it, or says why not.
+        // Nothing was done; the kernel can connect, or reports why it cannot.
         Err(why) if !posix.owns(fd) => {
             inside(|| keep(fd, "connection", to, why));
             None
@@ -478,7 +485,8 @@ pub(crate) fn local_address(socket: impl AsFd) -> Option<SocketAddr> {
     SocketAddr::try_from(address).ok()
 }
 
-/// Whether what comes to an own address may come by the stack's interface, or why not.
+/// Checks whether packets for a local address may arrive by the stack's interface; the
+/// error states why not.
 fn reaches(local: IpAddr) -> core::result::Result<(), String> {
     let local = local.to_canonical();
     if local.is_unspecified() {
@@ -494,8 +502,9 @@ fn reaches(local: IpAddr) -> core::result::Result<(), String> {
     }
 }
 
-/// A program that has signals tell it of a socket does not hear of what the stack has, and one
-/// that says which way packets go, or may come, is not heeded by it.
+/// Returns an option for which the socket must stay with the kernel. Signals about a socket
+/// (O_ASYNC) would not report the stack's events. Options that choose the way of packets would
+/// have no effect.
 fn asks_otherwise(socket: BorrowedFd<'_>, set: OptionsSet) -> core::result::Result<(), String> {
     let asks = |name: &str| Err(format!("it asks for {name}"));
     if fcntl_getfl(socket).is_ok_and(|flags| flags.bits() as i32 & libc::O_ASYNC != 0) {
@@ -526,7 +535,7 @@ fn asks_otherwise(socket: BorrowedFd<'_>, set: OptionsSet) -> core::result::Resu
 const IPV6_MINHOPCOUNT: i32 = 73;
 const IPV6_TRANSPARENT: i32 = 75;
 
-/// Options that say which way packets go, or may come.
+/// Options that choose which way packets leave, or by which they may arrive.
 const WAYS: [(i32, i32, &str); 5] = [
     (libc::SOL_SOCKET, libc::SO_MARK, "SO_MARK"),
     (libc::IPPROTO_IP, libc::IP_TRANSPARENT, "IP_TRANSPARENT"),
@@ -535,12 +544,12 @@ const WAYS: [(i32, i32, &str); 5] = [
     (libc::IPPROTO_IPV6, IPV6_MINHOPCOUNT, "IPV6_MINHOPCOUNT"),
 ];
 
-/// An option by which segments are signed: TCP_MD5SIG, TCP_MD5SIG_EXT, TCP_AO_ADD_KEY.
+/// Reports whether an option signs segments: TCP_MD5SIG, TCP_MD5SIG_EXT, TCP_AO_ADD_KEY.
 pub(crate) fn is_of_signatures(level: i32, name: i32) -> bool {
     level == libc::IPPROTO_TCP && matches!(name, 14 | 32 | 38)
 }
 
-/// A socket that may become the stack's signs its segments, which the stack does not.
+/// Keeps a socket that signs its segments with the kernel: the stack does not sign.
 pub(crate) fn signs(fd: i32) {
     if candidates::kind(fd) == Some(Kind::Stream) && !is_inside() {
         candidates::forget(fd);
@@ -557,8 +566,8 @@ pub(crate) fn signs(fd: i32) {
     }
 }
 
-/// Whether the way to an address is by the stack's interface, or why not: the kernel says
-/// which of its addresses it would send from.
+/// Checks whether the route to an address uses the stack's interface; the error states
+/// why not. The kernel reports which of its addresses it would send from.
 fn leads(to: SocketAddr) -> core::result::Result<(), String> {
     let any = match to {
         SocketAddr::V4(_) => "0.0.0.0:0",
@@ -574,8 +583,8 @@ fn leads(to: SocketAddr) -> core::result::Result<(), String> {
     }
 }
 
-/// The other datagram sockets of this process in a group of SO_REUSEPORT: the kernel shares
-/// out what comes to a group, where of the stack's one socket has all.
+/// Finds the other datagram sockets of this process in a SO_REUSEPORT group. The kernel
+/// spreads datagrams over a group; in the stack one socket would receive all.
 fn sharing_port(socket: BorrowedFd<'_>, address: SocketAddr) -> Vec<i32> {
     let ask = |socket: BorrowedFd<'_>, name| option(socket, libc::SOL_SOCKET, name).ok();
     let cookie = |socket| rustix::net::sockopt::socket_cookie(socket).ok();
@@ -593,8 +602,8 @@ fn sharing_port(socket: BorrowedFd<'_>, address: SocketAddr) -> Vec<i32> {
     candidates::all().filter(shares).collect()
 }
 
-/// Options by which datagrams come with control messages that the stack has not, or are cut and
-/// put together as it does not.
+/// Options for control messages that the stack lacks, or for segmentation and coalescing that
+/// it does not do.
 const UNKNOWN: [(i32, i32, &str); 11] = [
     (libc::IPPROTO_IP, libc::IP_RECVERR, "IP_RECVERR"),
     (
@@ -617,17 +626,18 @@ const UNKNOWN: [(i32, i32, &str); 11] = [
     (libc::SOL_UDP, libc::UDP_CORK, "UDP_CORK"),
 ];
 
-/// Whether an option is one of them.
+/// Reports whether an option is one of them.
 pub(crate) fn is_unknown(level: i32, name: i32) -> bool {
     UNKNOWN.iter().any(|it| (it.0, it.1) == (level, name))
 }
 
-/// One of them that a datagram socket has.
+/// Returns one of them that a datagram socket has.
 fn asks_for_unknown(socket: BorrowedFd<'_>, set: OptionsSet) -> Option<&'static str> {
     asked_among(&UNKNOWN, socket, set)
 }
 
-/// The first option of a list that a socket has, of those that may have been set.
+/// Returns the first option of a list that a socket has, among those that may have been
+/// set.
 fn asked_among(
     list: &[(i32, i32, &'static str)],
     socket: BorrowedFd<'_>,
@@ -639,7 +649,7 @@ fn asked_among(
     list.iter().find(is_on).map(|&(_, _, name)| name)
 }
 
-/// The stack, made if there is none yet; `None` where none can be.
+/// Returns the stack, and creates it if needed; `None` if that is not possible.
 pub(crate) fn stack() -> Option<&'static Posix> {
     if let Some(posix) = process::posix() {
         return Some(posix);
@@ -664,7 +674,7 @@ fn make(source: &Source) -> io::Result<&'static Posix> {
     });
     let _ = MAKES.try_with(|makes| makes.set(false));
     let stack = made.inspect_err(|error| record(Verdict::NoStack, "", &source.interface, error))?;
-    // Its clock has just begun.
+    // The stack's clock has just begun.
     let epoch = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH);
     let config = PosixConfig::default().epoch(epoch.unwrap_or_default());
     stack.on_shared_listener(Watcher {
@@ -678,20 +688,20 @@ fn make(source: &Source) -> io::Result<&'static Posix> {
     Ok(posix)
 }
 
-/// Says that the interface of the stack is no more: what the program goes on with is the
-/// kernel's, unprotected, which it does not notice by itself.
+/// Reports that the interface of the stack is gone. From here on the program runs on the
+/// kernel, unprotected, and does not notice that by itself.
 fn lost(interface: &str) {
     let why = format!("{interface} is no more: earlier sockets went to the kernel, too");
     record(Verdict::Kernel, "later sockets", "", why);
 }
 
-/// Receive control's, as `tidewall run --policy` wishes it.
+/// Returns the receive control policy that `tidewall run --policy` requests.
 fn policy() -> PolicyKind {
     let name = std::env::var(POLICY).ok();
     name.and_then(|name| name.parse().ok()).unwrap_or_default()
 }
 
-/// What a call with an address argument is given, as bytes.
+/// Parses an address argument from its bytes.
 pub(crate) fn address_of(bytes: &[u8]) -> Option<SocketAddr> {
     RawAddress::parse(bytes)
 }

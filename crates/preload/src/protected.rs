@@ -1,5 +1,5 @@
-//! Numbers that the library has of the kernel's for itself: a program that closes what it
-//! does not know does not close them.
+//! Kernel descriptors that the library holds for itself. A program that closes every
+//! descriptor it does not know must not close them.
 
 use std::ffi::OsStr;
 use std::os::fd::{AsRawFd, OwnedFd};
@@ -12,17 +12,18 @@ use tidewall_device::forked;
 use crate::candidates;
 use crate::process;
 
-/// Where a number is looked for first that is to be out of the way of select(2), and of
-/// programs that expect the lowest.
+/// Where the search for a free descriptor starts: beyond the range of select(2) and of
+/// programs that expect the lowest number.
 const FIRST_NUMBER: i32 = 900;
 
-/// Numbers that can be protected are below this.
+/// Descriptors that can be protected are below this.
 const NUMBERS: usize = 1 << 16;
 
 static PROTECTED: [AtomicU64; NUMBERS / 64] = [const { AtomicU64::new(0) }; NUMBERS / 64];
 
-/// True for a number that the program may not close: the library's, and those that the stack
-/// has to itself. In a child that was forked all are its own: nothing uses them there.
+/// Returns true for a descriptor that the program may not close: those of the library, and
+/// those that only the stack uses. In a forked child the program may close all: nothing uses
+/// them there.
 #[inline]
 pub(crate) fn is_protected(fd: i32) -> bool {
     let number = fd as usize;
@@ -33,18 +34,18 @@ pub(crate) fn is_protected(fd: i32) -> bool {
         && !process::is_inside()
 }
 
-/// True where there are such numbers.
+/// Returns true if there are such descriptors.
 pub(crate) fn is_any() -> bool {
     let mut words = PROTECTED.iter();
     !process::is_forked() && words.any(|word| word.load(Ordering::Relaxed) != 0)
 }
 
-/// The numbers from `first` to `last` that the program may close, in ranges.
+/// Returns the descriptors from `first` to `last` that the program may close, in ranges.
 pub(crate) fn between(first: u32, last: u32) -> impl Iterator<Item = (u32, u32)> {
     let mut next = Some(first);
     let end = last.min(NUMBERS as u32);
     let kept = (first..=end).filter(|&fd| is_protected(fd as i32));
-    // Behind the last number that may be protected there is one range more.
+    // One more range follows the last protected descriptor.
     kept.map(Some).chain([None]).filter_map(move |kept| {
         let from = next?;
         next = kept
@@ -57,28 +58,28 @@ pub(crate) fn between(first: u32, last: u32) -> impl Iterator<Item = (u32, u32)>
     })
 }
 
-/// The program does not close this number from now on.
+/// Protects this descriptor from being closed by the program.
 fn protect(fd: i32) {
     if let Some(word) = PROTECTED.get(fd as usize / 64) {
         word.fetch_or(1 << (fd as usize % 64), Ordering::Relaxed);
     }
 }
 
-/// A number that was [`out_of_the_way`] is about to be closed.
+/// Releases a descriptor that was moved [`out_of_the_way`], before it is closed.
 pub(crate) fn release(fd: i32) {
     if let Some(word) = PROTECTED.get(fd as usize / 64) {
         word.fetch_and(!(1 << (fd as usize % 64)), Ordering::Relaxed);
     }
 }
 
-/// A descriptor under a protected number that programs have no use for.
+/// Moves a descriptor to a protected number that programs do not use.
 pub(crate) fn out_of_the_way(descriptor: OwnedFd) -> OwnedFd {
     let moved = fcntl_dupfd_cloexec(&descriptor, FIRST_NUMBER).unwrap_or(descriptor);
     protect(moved.as_raw_fd());
     moved
 }
 
-/// The numbers that are open, where the kernel's files say it.
+/// Returns the open descriptors, if /proc lists them.
 pub(crate) fn open_numbers() -> Option<Vec<i32>> {
     let entries = std::fs::read_dir("/proc/self/fd").ok()?;
     let names = entries.filter_map(|entry| entry.ok()?.file_name().into_string().ok());
@@ -88,7 +89,7 @@ pub(crate) fn open_numbers() -> Option<Vec<i32>> {
     Some(numbers)
 }
 
-/// Whether the process has made an io_uring, past this library.
+/// Reports whether the process has created an io_uring without this library.
 pub(crate) fn has_ring() -> bool {
     let is_ring = |fd: i32| {
         let file = std::fs::read_link(format!("/proc/self/fd/{fd}"));
@@ -98,8 +99,9 @@ pub(crate) fn has_ring() -> bool {
     numbers.into_iter().any(is_ring)
 }
 
-/// Whether a number that has come while the stack was made may be the stack's: other threads
-/// of the program open files meanwhile, which they are to close.
+/// Reports whether a descriptor that appeared while the stack was created may be the
+/// stack's. Other threads of the program open files meanwhile, which they must be able to
+/// close.
 fn may_be_the_stacks(fd: i32) -> bool {
     let file = std::fs::read_link(format!("/proc/self/fd/{fd}"));
     let is_kind = |file: &OsStr| {
@@ -109,8 +111,9 @@ fn may_be_the_stacks(fd: i32) -> bool {
     !candidates::is_any(fd) && file.is_ok_and(|file| is_kind(file.as_os_str()))
 }
 
-/// Protects what `make` opens and leaves open. A local socket or an eventfd that another
-/// thread opens meanwhile is protected with it: they are few, as that is once a process.
+/// Protects the descriptors that `make` opens and leaves open. A local socket or an
+/// eventfd that another thread opens meanwhile is protected as well. Those are few, since
+/// this happens once per process.
 pub(crate) fn protecting<T>(make: impl FnOnce() -> T) -> T {
     let before = open_numbers();
     let made = make();

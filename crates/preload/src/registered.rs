@@ -1,4 +1,4 @@
-//! Where the kernel's epoll sets have sockets that may still become the stack's.
+//! Kernel epoll sets that hold sockets which may still become the stack's.
 
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
@@ -16,17 +16,17 @@ pub(crate) struct Entry {
 
 static ENTRIES: Mutex<Vec<Entry>> = Mutex::new(Vec::new());
 
-/// Nobody changes what is here meanwhile.
+/// Keeps other threads from changing the list.
 pub(crate) fn hold() -> MutexGuard<'static, Vec<Entry>> {
     ENTRIES.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// Handlers of signals wait meanwhile: one may close a number.
+/// Signal handlers wait meanwhile: one may close a descriptor.
 fn with<T>(call: impl FnOnce(&mut Vec<Entry>) -> T) -> T {
     inside(|| call(&mut hold()))
 }
 
-/// The kernel has done what `epoll_ctl` asked of a socket.
+/// Records an `epoll_ctl` on a socket that the kernel has carried out.
 pub(crate) fn note(set: i32, operation: i32, fd: i32, event: Option<(u32, u64)>) {
     if process::is_forked() {
         return;
@@ -41,7 +41,7 @@ pub(crate) fn note(set: i32, operation: i32, fd: i32, event: Option<(u32, u64)>)
     });
 }
 
-/// A number is closed.
+/// Forgets a closed descriptor.
 pub(crate) fn forget(fd: i32) {
     if process::is_forked() {
         return;
@@ -49,13 +49,13 @@ pub(crate) fn forget(fd: i32) {
     with(|entries| entries.retain(|entry| entry.fd != fd && entry.set != fd));
 }
 
-/// A socket is the stack's from now on: so is it in the sets that it is in.
+/// Moves a socket that the stack has adopted within the sets that hold it.
 pub(crate) fn move_over(posix: &Posix, fd: i32) {
     let moved =
         with(|entries| -> Vec<Entry> { entries.extract_if(.., |entry| entry.fd == fd).collect() });
     for Entry { set, fd, event } in moved {
         raw::leave_set(set, fd);
-        // A set that is closed meanwhile has nothing in it.
+        // A set that is closed meanwhile is empty.
         let _ = raw::control(posix, set, libc::EPOLL_CTL_ADD, fd, Some(event));
     }
 }

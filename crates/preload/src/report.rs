@@ -1,4 +1,5 @@
-//! What became of the program's sockets, for whoever started it (`tidewall run`).
+//! Reports what became of the program's sockets to the starter of the program (`tidewall
+//! run`).
 //!
 //! The form of a record: [`tidewall_manager::record`].
 
@@ -25,7 +26,7 @@ use crate::protected::out_of_the_way;
 const DEBUG: &str = "TIDEWALL_DEBUG";
 /// Most records of a process; a program that connects all day does not fill the disk.
 const RECORDS_MAX: usize = 256;
-/// Records that are shown to one who asks the stack.
+/// Records that are shown to a command that queries the stack.
 const SHOWN_MAX: usize = 32;
 
 struct Report {
@@ -43,15 +44,16 @@ pub(crate) struct Said {
     more: u64,
 }
 
-/// The way of a record.
+/// The destination of a record.
 enum Channel {
-    /// Appended to a file that is there.
+    /// Appended to an existing file.
     File(File),
     /// Sent to a `tidewall run`.
     Run(OwnedFd),
-    /// Written to standard error, if it is of something unprotected: nothing else says it. The
-    /// file that standard error was at first: a program may close it, and open its own under
-    /// the number. `None`: not asked, since a filter of system calls might refuse that.
+    /// Written to standard error, if the record concerns an unprotected socket: nothing else
+    /// reports it. Holds the file that standard error was at first: a program may close it,
+    /// and open its own under that descriptor. `None`: not checked, since a seccomp filter
+    /// might refuse the call.
     StandardError(Option<FileId>),
 }
 
@@ -62,13 +64,13 @@ static REPORT: OnceLock<Report> = OnceLock::new();
 /// The length of files is limited, so nothing is written to one.
 static LIMITED: AtomicBool = AtomicBool::new(false);
 
-/// The program limits the length of its files. Async-signal-safe.
+/// Records that the program limits the length of its files. Async-signal-safe.
 pub(crate) fn note_limit() {
     LIMITED.store(true, Ordering::Relaxed);
 }
 
-/// Opens the report while the program's root directory and user are still what they were.
-/// `confined`: a filter of system calls may refuse all but opening, reading and writing a file.
+/// Opens the report while the program's root directory and user are unchanged. `confined`: a
+/// seccomp filter may refuse all but opening, reading and writing a file.
 pub(crate) fn begin(confined: bool) {
     let path = std::env::var_os(VARIABLE).filter(|path| !path.is_empty());
     let debug = std::env::var_os(DEBUG).is_some_and(|value| !value.is_empty());
@@ -92,7 +94,8 @@ pub(crate) fn begin(confined: bool) {
     });
 }
 
-/// Some programs close first whatever they do not know, so it is protected.
+/// Some programs begin by closing every descriptor that they do not know, so it is
+/// protected.
 fn channel(path: &Path, confined: bool) -> Option<Channel> {
     match OpenOptions::new().append(true).open(path) {
         Ok(file) => Some(Channel::File(File::from(out_of_the_way(file.into())))),
@@ -120,8 +123,8 @@ impl Report {
         self.said.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Never waits for the reader, who is not the program's concern. `again`: standard error has
-    /// the same of another socket.
+    /// Never waits for the reader, who is not the program's concern. `again`: standard error
+    /// already has this record for another socket.
     fn send(&self, record: &Record, again: bool) {
         let line = record.line();
         match &self.to {
@@ -147,14 +150,15 @@ impl Report {
     }
 }
 
-/// Whether standard error is still that file, and takes a line at once.
+/// Reports whether standard error is still that file, and accepts a line at once.
 fn is_writable(at_first: FileId) -> bool {
     let file = stderr();
     let mut waits = [PollFd::new(&file, PollFlags::OUT)];
     let at_once = Timespec::default();
     id(&file) == Some(at_first)
         && poll(&mut waits, Some(&at_once)).is_ok()
-        // A pipe that nobody reads has an error, too, and would end the program (SIGPIPE).
+        // A pipe without a reader reports an error, too, and would end the program
+        // (SIGPIPE).
         && waits.iter().all(|it| it.revents() == PollFlags::OUT)
 }
 
@@ -163,12 +167,12 @@ fn say(text: &str) {
     let _ = rustix::io::write(stderr(), line.as_bytes());
 }
 
-/// Nobody says anything meanwhile.
+/// Keeps other threads from reporting.
 pub(crate) fn hold() -> Option<MutexGuard<'static, Said>> {
     REPORT.get().map(Report::said)
 }
 
-/// Says what has become of a socket since it was last said: what it was, its address, and why.
+/// Records what has become of a socket since the last report: its kind, its address, and why.
 pub(crate) fn record(verdict: Verdict, what: &str, address: impl Display, why: impl Display) {
     let Some(report) = REPORT.get() else { return };
     let mut said = report.said();
@@ -195,8 +199,8 @@ pub(crate) fn record(verdict: Verdict, what: &str, address: impl Display, why: i
     said.records.push(record);
 }
 
-/// Sockets that stay with the kernel, as each was last reported, for a command that asks the
-/// stack. None where a `tidewall run` receives and shows them.
+/// Returns sockets that stay with the kernel, as each was last reported, for a command that
+/// queries the stack. Returns none if a `tidewall run` receives and shows them.
 pub(crate) fn unprotected() -> Vec<Record> {
     let report = REPORT.get();
     let Some(report) = report.filter(|it| !matches!(it.to, Channel::Run(_))) else {
@@ -211,7 +215,7 @@ pub(crate) fn unprotected() -> Vec<Record> {
     }
     let last = last.into_iter().rev().filter(|it| it.is_unprotected());
     let more = said.more + last.clone().skip(SHOWN_MAX).count() as u64;
-    // A child has its parent's.
+    // A child has its parent's records.
     let process = std::process::id();
     let of_this = |record: &Record| Record {
         process,

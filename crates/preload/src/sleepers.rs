@@ -1,9 +1,9 @@
-//! Threads that sleep in the kernel, in an epoll set that is the kernel's alone, while it
-//! gets its first socket of ours: they have to come here and sleep on both.
+//! Threads that sleep in a kernel epoll set while it receives its first socket of the
+//! stack. They must return here and sleep on both.
 //!
-//! They are woken by the set itself, into which a descriptor is put that is always ready:
-//! the eventfd that wakes them, whose data is a number chosen at random, which nobody else
-//! has. It stays until the last of them has left.
+//! The set itself wakes them: a descriptor that is always ready is put into it. This
+//! eventfd carries as data a random number that no other entry has. It stays until the
+//! last of the threads has left.
 
 use std::hash::{BuildHasher, RandomState};
 use std::os::fd::{AsFd, OwnedFd};
@@ -16,17 +16,17 @@ use rustix::event::{EventfdFlags, epoll, eventfd};
 use crate::protected::out_of_the_way;
 use crate::raw;
 
-/// Sets are below this. Pages that no number is in take no memory.
+/// Sets are below this. Unused pages take no memory.
 const NUMBERS: usize = 1 << 20;
-/// Bits of a word that count; those above tell one file of the number from the next.
+/// Bits of a word that count; those above distinguish one file of the descriptor from the
+/// next.
 const COUNT: u32 = 0xffff;
-/// So long the eventfd stays in a set at most: a thread that was counted may have left by a
-/// jump.
+/// Longest time that the eventfd stays in a set: a counted thread may have left by a jump.
 const LONGEST: Duration = Duration::from_secs(1);
 
 static SLEEPING: [AtomicU32; NUMBERS] = [const { AtomicU32::new(0) }; NUMBERS];
 static WAKE_UP: OnceLock<WakeUp> = OnceLock::new();
-/// When it was entered last, in nanoseconds since it was made.
+/// When it was last put into a set, in nanoseconds since its creation.
 static WOKEN: AtomicU64 = AtomicU64::new(0);
 
 struct WakeUp {
@@ -45,15 +45,16 @@ fn place(set: i32) -> Option<&'static AtomicU32> {
     SLEEPING.get(usize::try_from(set).ok()?)
 }
 
-/// One that has left a number which has `word`, having entered it at `entered`.
+/// Returns the new word after a thread that entered at `entered` leaves a descriptor
+/// whose word is `word`.
 fn left(word: u32, entered: u32) -> Option<u32> {
     let same = word & !COUNT == entered & !COUNT;
     (same && word & COUNT > 0).then(|| word - 1)
 }
 
 impl Sleeper {
-    /// Counts this thread. What becomes ours from here on rings; so who sleeps looks first
-    /// whether it is that already.
+    /// Counts this thread. Sockets that the stack adopts from here on wake it. So a thread
+    /// that is about to sleep first checks whether one is already adopted.
     pub(crate) fn enter(set: i32) -> Self {
         let count = |place: &AtomicU32| place.fetch_add(1, Ordering::SeqCst);
         let word = place(set).map_or(0, count);
@@ -76,7 +77,7 @@ fn is_slept_in(set: i32) -> bool {
     place(set).is_some_and(|place| place.load(Ordering::SeqCst) & COUNT > 0)
 }
 
-/// The number names nothing any more: who sleeps in what it named does so for ever.
+/// Forgets a closed descriptor: threads that sleep in its set sleep for ever.
 pub(crate) fn forget(set: i32) {
     if let Some(place) = place(set)
         && place.load(Ordering::Relaxed) & COUNT > 0
@@ -86,7 +87,7 @@ pub(crate) fn forget(set: i32) {
     }
 }
 
-/// The set is ours from now on: wakes who sleeps in the kernel's part of it.
+/// Wakes the threads that sleep in the kernel's part of a set that the stack has adopted.
 pub(crate) fn wake(set: i32) {
     fence(Ordering::SeqCst);
     if !is_slept_in(set) {
@@ -96,18 +97,19 @@ pub(crate) fn wake(set: i32) {
     WOKEN.store(wake_up.age(), Ordering::Relaxed);
     let data = epoll::EventData::new_u64(wake_up.mark);
     if let Some(set) = raw::borrow(set) {
-        // It is there already where another thread has rung.
+        // It is already there if another thread has put it in.
         let _ = epoll::add(set, &wake_up.ready, data, epoll::EventFlags::IN);
     }
 }
 
-/// Made by the first that rings.
+/// Returns the wake-up eventfd, which the first caller creates.
 fn wake_up() -> Option<&'static WakeUp> {
     if WAKE_UP.get().is_none() {
         let ready = eventfd(1, EventfdFlags::CLOEXEC).ok()?;
         let mark = RandomState::new().hash_one(std::process::id());
         let made = Instant::now();
-        // Of two that make one, one is kept, and the other's number is protected for nothing.
+        // If two threads create one, one is kept, and the other's descriptor is protected
+        // without need.
         let _ = WAKE_UP.set(WakeUp {
             ready: out_of_the_way(ready),
             mark,
@@ -123,21 +125,21 @@ impl WakeUp {
     }
 }
 
-/// Whether an event is the eventfd's that wakes, and none of the program's.
+/// Reports whether an event is that of the wake-up eventfd, and not the program's.
 #[inline]
 pub(crate) fn is_wake_up(data: u64) -> bool {
     WAKE_UP.get().is_some_and(|wake_up| wake_up.mark == data)
 }
 
-/// The eventfd that wakes was seen, in a set or by its being ready: it is taken out of it with the
-/// last that was to hear it.
+/// Called when the wake-up eventfd was seen, in a set or by its readiness. Removes it with the
+/// last thread that was to see it.
 pub(crate) fn heard(set: i32) {
     let Some(wake_up) = WAKE_UP.get() else { return };
     let since = wake_up.age().saturating_sub(WOKEN.load(Ordering::Relaxed));
     if (!is_slept_in(set) || since > LONGEST.as_nanos() as u64)
         && let Some(set) = raw::borrow(set)
     {
-        // Another thread may have taken it.
+        // Another thread may have removed it.
         let _ = epoll::delete(set, wake_up.ready.as_fd());
     }
 }

@@ -1,11 +1,11 @@
-//! Listeners that the program attends to: whose their connections are to be.
+//! Listeners that the program attends to, and which process serves their connections.
 //!
-//! A connection of the stack is its process's: another that was forked off with it, or is sent
-//! it, has nothing of it. So a listener becomes the stack's when it is known that this process
-//! serves its connections itself. There are two ways to know it:
+//! A connection of the stack belongs to its process: a forked process, or one that receives
+//! it, cannot use it. So a listener becomes the stack's only when this process is known to
+//! serve its connections itself. There are two ways to know it:
 //!
-//! * it *has served* one: it read from a connection that it had accepted, and came back to
-//!   wait, and had no child and sent no connection away in between. Until then connections are
+//! * it *has served* one: it read from a connection that it had accepted, and returned to
+//!   wait. In between it had no child and sent no connection away. Until then connections are
 //!   the kernel's;
 //! * it is *about to*: it has threads and no children, and its listener is nonblocking and in an
 //!   epoll set.
@@ -36,35 +36,36 @@ use crate::promote::{attended_to, is_confined, is_over, local_address};
 use crate::raw;
 use crate::report::{Verdict, record};
 
-/// When listeners become the stack's: `at-once`, at the first sign of attention, by the word
-/// of an operator who knows the program.
+/// When listeners become the stack's: `at-once` means at the first sign of attention, set by
+/// an operator who knows the program.
 const WHEN: &str = "TIDEWALL_PROMOTE";
 
-/// How long a process waits for another's stack to give a listener's connections back.
+/// How long a process waits for another's stack to return a listener's connections.
 const GIVEN_BACK_WITHIN: Duration = Duration::from_millis(1500);
-/// How often it looks.
+/// Interval of the checks.
 const LOOK_EVERY: Duration = Duration::from_millis(5);
 
-/// A word per number. Pages that no number is in take no memory.
+/// One word per descriptor. Unused pages take no memory.
 static WORDS: [AtomicU64; candidates::NUMBERS] = [const { AtomicU64::new(0) }; candidates::NUMBERS];
 
-/// What a word says in its lowest bits.
+/// The lowest bits of a word: its kind.
 const KIND: u64 = 3;
-/// A listener that the process attends to; [`SERVED`] and the epoch of that above.
+/// A listener that the process attends to; [`SERVED`] and its epoch are above.
 const LISTENER: u64 = 1;
-/// A connection of the kernel's that was accepted, and not read yet; above the number of its
-/// listener, and the epoch.
+/// A kernel connection that was accepted but not read yet; its listener's descriptor and the
+/// epoch are above.
 const ACCEPTED: u64 = 2;
 /// A listener that is the stack's.
 const PROMOTED: u64 = 3;
 /// The process has read from a connection of the listener.
 const SERVED: u64 = 1 << 2;
-/// The number was forked off with its parent's.
+/// The descriptor was inherited from the parent by fork.
 const INHERITED: u64 = 1 << 3;
 const NUMBER_SHIFT: u32 = 8;
 const EPOCH_SHIFT: u32 = 32;
 
-/// Children that may have connections of this process, and connections that were sent away.
+/// Counts children that may have connections of this process, and connections that were
+/// sent away.
 static EPOCH: AtomicU32 = AtomicU32::new(0);
 /// See [`promote_at_once`].
 static ASKED_FOR: AtomicBool = AtomicBool::new(false);
@@ -73,11 +74,11 @@ static ANY_SERVED: AtomicBool = AtomicBool::new(false);
 
 thread_local! {
     /// The listener from which this thread has accepted a connection and done nothing else
-    /// since, with the stack's count of calls where it is the stack's.
+    /// since. For a listener of the stack, also the stack's count of calls.
     static JUST: Cell<Option<(i32, u32)>> = const { Cell::new(None) };
 }
 
-/// What a process does to a number.
+/// What a process does with a descriptor.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Attention {
     /// Accepts or reads.
@@ -86,7 +87,7 @@ pub(crate) enum Attention {
     Waits,
     /// Puts it into an epoll set.
     Enters,
-    /// It is to be the stack's now or never.
+    /// Must become the stack's now or never.
     Last,
 }
 
@@ -114,23 +115,24 @@ fn is_of_now(word: u64) -> bool {
     word >> EPOCH_SHIFT == epoch() >> EPOCH_SHIFT
 }
 
-/// The number is closed, or names a socket that is just made.
+/// Forgets a descriptor that is closed, or that names a new socket.
 #[inline]
 pub(crate) fn forget(fd: i32) {
     put(fd, 0);
 }
 
-/// A number is another one's duplicate.
+/// Copies the state of a duplicated descriptor.
 pub(crate) fn copy(fd: i32, number: i32) {
     put(number, get(fd));
 }
 
-/// True for a connection that was accepted, and not read yet.
+/// Returns true for a connection that was accepted but not read yet.
 pub(crate) fn is_accepted(fd: i32) -> bool {
     get(fd) & KIND == ACCEPTED
 }
 
-/// A stream socket that may become the stack's gets attention. True if it is to be tried now.
+/// Records attention to a stream socket that may become the stack's. Returns true if
+/// promotion is to be tried now.
 pub(crate) fn attend(fd: i32, attention: Attention) -> bool {
     let word = get(fd);
     match word & KIND {
@@ -153,7 +155,7 @@ pub(crate) fn attend(fd: i32, attention: Attention) -> bool {
     }
 }
 
-/// The first bytes of a connection are about to be read by this process.
+/// Called before this process reads the first bytes of a connection.
 fn read_first(fd: i32, word: u64) {
     candidates::forget(fd);
     put(fd, 0);
@@ -170,7 +172,7 @@ fn attend_first(fd: i32, word: u64, attention: Attention) -> bool {
         return true;
     };
     if option(socket, libc::SOL_SOCKET, libc::SO_ACCEPTCONN).is_ok_and(|listens| listens != 1) {
-        // It may listen later, or is none that could.
+        // It may listen later, or cannot listen at all.
         return true;
     }
     if is_confined() {
@@ -195,7 +197,8 @@ fn attend_first(fd: i32, word: u64, attention: Attention) -> bool {
     false
 }
 
-/// The program has asked for a stack itself (`tidewall_start`): its listeners are for that.
+/// Records that the program itself has requested a stack (`tidewall_start`): its listeners
+/// are to use it.
 pub(crate) fn promote_at_once() {
     ASKED_FOR.store(true, Ordering::Relaxed);
 }
@@ -206,9 +209,10 @@ fn is_at_once() -> bool {
         || *BY_OPERATOR.get_or_init(|| std::env::var_os(WHEN).is_some_and(|when| when == "at-once"))
 }
 
-/// Whether a process that has served nothing yet is about to serve by itself: it has an event
-/// loop and threads, which does not fork to serve, and no children, which could be sent
-/// connections. One that was itself forked off with the listener may be the first of many.
+/// Reports whether a process that has served nothing yet is about to serve by itself. It has
+/// an event loop and threads, so it does not fork to serve, and no children, which could be
+/// sent connections. A process that was itself forked with the listener may be the first of
+/// many.
 fn serves_itself(socket: BorrowedFd<'_>, word: u64, attention: Attention) -> bool {
     let waits = || fcntl_getfl(socket).is_ok_and(|flags| !flags.contains(OFlags::NONBLOCK));
     // A stack has threads of its own.
@@ -220,7 +224,8 @@ fn serves_itself(socket: BorrowedFd<'_>, word: u64, attention: Attention) -> boo
     matches!(waitid(WaitId::All, how), Err(rustix::io::Errno::CHILD))
 }
 
-/// True where no other process accepts by the listener; else it stays the kernel's for now.
+/// Returns true if no other process accepts from the listener; otherwise the listener stays
+/// the kernel's for now.
 pub(crate) fn is_alone(fd: i32) -> bool {
     let Some(socket) = raw::borrow(fd) else {
         return true;
@@ -239,10 +244,10 @@ pub(crate) fn is_alone(fd: i32) -> bool {
     }
 }
 
-/// True where another process has a listener at the address (SO_REUSEPORT), which would get no
-/// connection any more.
+/// Returns true if another process has a listener at the address (SO_REUSEPORT), which would
+/// receive no more connections.
 fn shares_port(socket: BorrowedFd<'_>, local: SocketAddr) -> bool {
-    /// When such a listener was seen: the kernel is not asked at each connection.
+    /// When such a listener was last seen: the kernel is not queried at each connection.
     static SEEN: Mutex<Option<Instant>> = Mutex::new(None);
     if option(socket, libc::SOL_SOCKET, libc::SO_REUSEPORT).is_ok_and(|on| on == 0) {
         return false;
@@ -257,8 +262,8 @@ fn shares_port(socket: BorrowedFd<'_>, local: SocketAddr) -> bool {
     found
 }
 
-/// Whether a socket, by the number of its file, is this process's: one that may become the
-/// stack's, or a listener that has.
+/// Reports whether a socket, given by its inode, is this process's: one that may become
+/// the stack's, or a listener that has.
 pub(crate) fn is_own(inode: u32) -> bool {
     let known = |&fd: &i32| candidates::kind(fd).is_some() || get(fd) & KIND == PROMOTED;
     let file = |fd| Some(fstat(raw::borrow(fd)?).ok()?.st_ino);
@@ -267,18 +272,18 @@ pub(crate) fn is_own(inode: u32) -> bool {
         .any(|fd| file(fd) == Some(inode.into()))
 }
 
-/// Another process has the listener, too, so it stays the kernel's for now.
+/// Keeps the listener with the kernel for now, because another process has it, too.
 fn not_now(fd: i32, local: SocketAddr, other: i32) {
     put(fd, get(fd) & INHERITED | LISTENER);
     shared(local, Some(Sharer::Socket(other)));
 }
 
-/// Says that connections go to the kernel because of another process, or go there no longer.
+/// Reports that connections go to the kernel because of another process, or no longer do.
 pub(crate) fn shared(local: SocketAddr, other: Option<Sharer>) {
     match other {
         None => record(Verdict::Promoted, "listener", local, ""),
         Some(Sharer::Address) => record(Verdict::Kernel, "listener", local, BESIDE),
-        // One of another namespace has no number here.
+        // A process of another namespace has no number here.
         Some(Sharer::Socket(0)) => record(Verdict::Kernel, "listener", local, SHARED),
         Some(Sharer::Socket(pid)) => {
             let why = format!("{SHARED} (process {pid})");
@@ -290,12 +295,12 @@ pub(crate) fn shared(local: SocketAddr, other: Option<Sharer>) {
 const SHARED: &str = "another process accepts its connections, too";
 const BESIDE: &str = "another process listens at its address, too (SO_REUSEPORT)";
 
-/// The listener is the stack's from now on.
+/// Records that the stack has adopted the listener.
 pub(crate) fn promoted(fd: i32) {
     put(fd, PROMOTED);
 }
 
-/// The kernel has given a number to a connection of its own from a listener.
+/// Records the descriptor of a connection that a kernel listener has accepted.
 pub(crate) fn accepted(listener: i32, fd: i32) {
     if fd < 0 || get(listener) & KIND != LISTENER || is_over() {
         return;
@@ -306,17 +311,17 @@ pub(crate) fn accepted(listener: i32, fd: i32) {
     let _ = JUST.try_with(|just| just.set(Some((listener, 0))));
 }
 
-/// A listener of the stack's has given a connection.
+/// Records a connection that a listener of the stack has accepted.
 pub(crate) fn accepted_here(posix: &Posix, listener: i32) {
     let _ = JUST.try_with(|just| just.set(Some((listener, posix.stack().calls()))));
 }
 
-/// This thread is about to wait for something of the kernel's.
+/// Called before this thread waits for a kernel descriptor.
 pub(crate) fn waits() {
     let _ = JUST.try_with(|just| just.set(None));
 }
 
-/// Before a wait: a listener of which a connection was served becomes the stack's.
+/// Called before a wait: promotes a listener of which a connection was served.
 #[inline]
 pub(crate) fn judge() {
     if ANY_SERVED.load(Ordering::Relaxed) {
@@ -336,14 +341,14 @@ fn judge_all() {
     }
 }
 
-/// A child may have this process's connections from now on, or another process that is sent
-/// some. Async-signal-safe.
+/// Records that a child, or another process that is sent some, may have this process's
+/// connections from now on. Async-signal-safe.
 pub(crate) fn hands_over() {
     EPOCH.fetch_add(1, Ordering::Relaxed);
 }
 
-/// The program is about to fork; where it has just accepted a connection, that is for the
-/// child, and so will be those that come.
+/// Called before the program forks. If it has just accepted a connection, that is for the
+/// child, and so will later ones be.
 pub(crate) fn forks() {
     let just = JUST.try_with(Cell::take).ok().flatten();
     let Some((listener, calls)) = just else {
@@ -359,7 +364,8 @@ pub(crate) fn forks() {
     }
 }
 
-/// A connection is about to be sent to another process: of the kernel's it may be (false).
+/// Called before a connection is sent to another process. A kernel connection may be sent
+/// (false).
 pub(crate) fn sends(fd: i32) -> bool {
     let word = get(fd);
     let why = "the program sends its connections to other processes";
@@ -396,7 +402,7 @@ fn say(listener: i32, why: &str) {
     }
 }
 
-/// New connections of a listener are the kernel's from now on.
+/// Returns new connections of a listener to the kernel from now on.
 fn give_back(listener: i32, why: &str) {
     let Some(posix) = process::posix() else {
         return;
@@ -409,12 +415,13 @@ fn give_back(listener: i32, why: &str) {
     }
 }
 
-/// In a forked child: what its parent attended to, it may yet attend to itself.
+/// Called in a forked child, which may itself attend to the listeners of its parent.
 /// Async-signal-safe.
 pub(crate) fn inherit() {
     for fd in 0..candidates::end() {
         match get(fd) & KIND {
-            // Where its parent's stack has it, its first attention is to be seen here.
+            // If its parent's stack has it, the child's first attention must be seen
+            // here.
             PROMOTED => {
                 candidates::set(fd, Kind::Stream);
                 put(fd, INHERITED);
@@ -431,8 +438,8 @@ pub(crate) fn inherit() {
     }
 }
 
-/// A number with which a program was started: what forked it off to be executed has not said
-/// that it accepts.
+/// Records a descriptor that a program was started with: the parent that forked and executed
+/// it has not stated that it accepts.
 pub(crate) fn executed(fd: i32) {
     if let Some(socket) = raw::borrow(fd) {
         note_inherited(socket, false);

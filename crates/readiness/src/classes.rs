@@ -1,4 +1,4 @@
-//! The three things `select` asks about a descriptor.
+//! The three classes of readiness that `select` queries.
 
 use crate::events::Events;
 
@@ -6,7 +6,7 @@ use crate::events::Events;
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Classes(u8);
 
-/// How many there are; their order is that of `select`'s arguments.
+/// Number of classes; their order is that of `select`'s arguments.
 pub const CLASSES: usize = 3;
 
 /// POLLNVAL.
@@ -23,7 +23,7 @@ const WRITE_SET: u32 =
     Events::OUT.bits() | Events::WRNORM.bits() | Events::WRBAND.bits() | Events::ERR.bits() | NVAL;
 /// Linux's POLLEX_SET.
 const EXCEPT_SET: u32 = Events::PRI.bits() | NVAL;
-/// What `poll` reports without being asked.
+/// Events that `poll` always reports.
 const ALWAYS: u32 = Events::ERR.bits() | Events::HUP.bits();
 
 impl Classes {
@@ -33,13 +33,13 @@ impl Classes {
     pub const EXCEPT: Classes = Classes(4);
     pub const ALL: Classes = Classes(7);
 
-    /// Those in whose word the bit is set.
+    /// Returns the classes in whose word the bit is set.
     pub fn of_words(words: [u64; CLASSES], bit: u32) -> Classes {
         let [read, write, except] = words.map(|word| (word >> (bit % u64::BITS) & 1) as u8);
         Classes(read | write << 1 | except << 2)
     }
 
-    /// The bit, in the words of these classes.
+    /// Returns the bit, in the words of these classes.
     pub fn to_words(self, bit: u32) -> [u64; CLASSES] {
         let bit = bit % u64::BITS;
         [0, 1, 2].map(|class| u64::from(self.0 >> class & 1) << bit)
@@ -61,7 +61,7 @@ impl Classes {
         self == Classes::NONE
     }
 
-    /// The changes that must be hinted to a call that asks about these.
+    /// Returns the changes that must be hinted to a call that queries these classes.
     pub fn interest(self) -> Events {
         let mut events = 0;
         if self.0 & Classes::READ.0 != 0 {
@@ -76,14 +76,14 @@ impl Classes {
         Events::from_bits(events & !NVAL)
     }
 
-    /// What `select` reports of a file's state.
+    /// Returns what `select` reports for a file in this state.
     pub fn ready(state: Events) -> Classes {
         Self::from_sets(state, READ_SET, WRITE_SET, EXCEPT_SET)
     }
 
-    /// The classes for which a file of this state has something that `select` or
-    /// `poll` may report: at least [`Classes::ready`]. A file that has nothing
-    /// has nothing until it is hinted.
+    /// Returns the classes for which a file in this state has something that `select` or
+    /// `poll` may report: at least [`Classes::ready`]. A file with nothing pending stays
+    /// so until it is hinted.
     pub fn pending(state: Events) -> Classes {
         let read = Classes::READ.interest().bits();
         let write = Classes::WRITE.interest().bits();
@@ -97,8 +97,8 @@ impl Classes {
         Classes(read | write << 1 | except << 2)
     }
 
-    /// The classes that cover what a `poll` asks for. Errors and hang-ups are
-    /// always asked for; they are found under exceptions.
+    /// Returns the classes that cover the events that a `poll` requests. Errors and
+    /// hang-ups are always requested; they belong to exceptions.
     pub fn polled(asked: Events) -> Classes {
         let read = Events::IN.bits()
             | Events::RDNORM.bits()

@@ -1,56 +1,56 @@
-//! A set of descriptors as `select` takes it, of any width.
+//! A set of descriptors as `select` uses it, of any width.
 
 use std::fmt;
 
-/// Bits of a word.
+/// Bits per word.
 const BITS: usize = u64::BITS as usize;
 
-/// A set of descriptor numbers, a bit each: the argument and the result of
+/// A set of descriptors, one bit each: the argument and the result of
 /// [`Descriptors::select`](crate::Descriptors::select).
 ///
-/// The layout is that of C's `fd_set` on 64-bit Linux (number `n` is bit `n % 64`
-/// of word `n / 64`), but the set is as wide as its largest number needs: there
-/// is no `FD_SETSIZE`.
+/// The layout is that of C's `fd_set` on 64-bit Linux: descriptor `n` is bit `n % 64` of
+/// word `n / 64`. The set is as wide as its largest descriptor needs: there is no
+/// `FD_SETSIZE`.
 #[derive(Clone, Default, PartialEq, Eq)]
 pub struct DescriptorSet {
     words: Vec<u64>,
 }
 
 impl DescriptorSet {
-    /// The empty set.
+    /// Creates an empty set.
     pub const fn new() -> Self {
         DescriptorSet { words: Vec::new() }
     }
 
-    /// The empty set, with room for the numbers below `count`.
+    /// Creates an empty set with room for the descriptors below `count`.
     pub fn with_width(count: usize) -> Self {
         DescriptorSet {
             words: vec![0; count.div_ceil(BITS)],
         }
     }
 
-    /// The set that these words are, as an `fd_set` holds them.
+    /// Creates a set from words, as an `fd_set` holds them.
     pub const fn from_words(words: Vec<u64>) -> Self {
         DescriptorSet { words }
     }
 
-    /// The words, as an `fd_set` holds them.
+    /// Returns the words, as an `fd_set` holds them.
     pub fn words(&self) -> &[u64] {
         &self.words
     }
 
-    /// The words, to be changed in place.
+    /// Returns the words, to be changed in place.
     pub fn words_mut(&mut self) -> &mut [u64] {
         &mut self.words
     }
 
-    /// Numbers below this one have their bit already: a multiple of 64.
+    /// Returns the width, a multiple of 64: descriptors below it already have a bit.
     pub fn width(&self) -> usize {
         self.words.len() * BITS
     }
 
-    /// Enters a number; true when it was not in the set. A negative one is no
-    /// descriptor and is not entered.
+    /// Adds a descriptor; returns true if it was not in the set. A negative number is no
+    /// descriptor and is not added.
     pub fn insert(&mut self, descriptor: i32) -> bool {
         let Some((word, bit)) = place(descriptor) else {
             return false;
@@ -66,7 +66,7 @@ impl DescriptorSet {
         new
     }
 
-    /// Removes a number; true when it was in the set.
+    /// Removes a descriptor; returns true if it was in the set.
     pub fn remove(&mut self, descriptor: i32) -> bool {
         let Some((word, bit)) = place(descriptor) else {
             return false;
@@ -79,7 +79,7 @@ impl DescriptorSet {
         was
     }
 
-    /// True for a number in the set.
+    /// Returns true for a descriptor in the set.
     pub fn contains(&self, descriptor: i32) -> bool {
         place(descriptor)
             .is_some_and(|(word, bit)| self.words.get(word).is_some_and(|word| word & bit != 0))
@@ -90,13 +90,13 @@ impl DescriptorSet {
         self.words.fill(0);
     }
 
-    /// Makes this set equal to another, reusing its memory: what a program does
-    /// before each `select`, which overwrites its arguments.
+    /// Copies another set, reusing this one's memory. A program does so before each
+    /// `select`, which overwrites its arguments.
     pub fn copy_from(&mut self, other: &DescriptorSet) {
         self.words.clone_from(&other.words);
     }
 
-    /// How many numbers are in the set.
+    /// Returns the number of descriptors in the set.
     pub fn len(&self) -> usize {
         self.words
             .iter()
@@ -104,12 +104,12 @@ impl DescriptorSet {
             .sum()
     }
 
-    /// True for the empty set, of whatever width.
+    /// Returns true for the empty set, of any width.
     pub fn is_empty(&self) -> bool {
         self.words.iter().all(|&word| word == 0)
     }
 
-    /// The numbers in the set, rising.
+    /// Iterates over the descriptors in the set, in ascending order.
     pub fn iter(&self) -> Iter<'_> {
         Iter {
             words: &self.words,
@@ -118,7 +118,7 @@ impl DescriptorSet {
         }
     }
 
-    /// The `nfds` of a `select` on this set: one more than its largest number, 0
+    /// Returns the `nfds` of a `select` on this set: its largest descriptor plus one, 0
     /// for the empty set.
     pub fn nfds(&self) -> i32 {
         let last = self.words.iter().rposition(|&word| word != 0);
@@ -129,7 +129,7 @@ impl DescriptorSet {
     }
 }
 
-/// Where a number's bit is: its word, and its mask there.
+/// Returns the position of a descriptor's bit: its word, and the mask in it.
 fn place(descriptor: i32) -> Option<(usize, u64)> {
     let number = usize::try_from(descriptor).ok()?;
     Some((number / BITS, 1 << (number % BITS)))
@@ -165,11 +165,11 @@ impl<'a> IntoIterator for &'a DescriptorSet {
     }
 }
 
-/// The numbers of a [`DescriptorSet`], rising.
+/// The descriptors of a [`DescriptorSet`], in ascending order.
 #[derive(Clone, Debug)]
 pub struct Iter<'a> {
     words: &'a [u64],
-    /// The word after the one whose bits are left.
+    /// The word after the one whose bits remain.
     next: usize,
     bits: u64,
 }

@@ -1,9 +1,9 @@
 //! epoll sets.
 //!
-//! A set is a context whose ready list is used as Linux's: what is level-triggered
-//! and ready stays on it, behind the others; what is edge-triggered leaves it when it
-//! is reported. A lock serialises control and scans, as Linux's `ep->mtx` does;
-//! notifying does not take it.
+//! A set is a context whose ready list works as Linux's. A level-triggered file that is
+//! ready stays on the list, behind the others. An edge-triggered one leaves it when it is
+//! reported. A lock serialises control and scans, as Linux's `ep->mtx` does; notifying
+//! does not take it.
 
 use std::hash::BuildHasher;
 use std::io;
@@ -27,50 +27,50 @@ use tidewall_stack::StackHandle;
 use tidewall_stack::core::Core;
 use tidewall_stack::lock::{Mutex, MutexGuard, lock, rank};
 
-/// What `epoll_ctl` is given, and what `epoll_wait` reports.
+/// The argument of `epoll_ctl`, and the result of `epoll_wait`.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct EpollEvent {
-    /// What is asked for, with flags; or what is so.
+    /// The requested events, with flags; or the events that are reported.
     pub events: Events,
-    /// The application's own.
+    /// The application's own data.
     pub data: u64,
 }
 
-/// An epoll set, as descriptors name it.
+/// An epoll set that descriptors name.
 pub struct EpollSet {
     pub(super) inner: Arc<SetInner>,
     stack: StackHandle,
 }
 
-/// A set, as contexts that poll it hold it.
+/// A set that contexts hold while they poll it.
 pub struct SetInner {
     pub(super) context: Arc<PollContext>,
-    /// Held while the set is changed or scanned; that of a set before those of
+    /// Held while the set is changed or scanned. A set's lock is taken before those of
     /// sets in it, and before any socket's.
     items: Mutex<Items, rank::EpollSet>,
-    /// The kernel's descriptors come first in the next scan.
+    /// The next scan begins with the kernel descriptors.
     kernel_first: AtomicBool,
-    /// A set of the kernel's, of which what is in it is reported as if it were in here.
+    /// A kernel set whose events are reported as if its entries were in this set.
     kernel_set: OnceLock<KernelSet>,
 }
 
 struct KernelSet {
     file: KernelFile,
-    /// Ready when something in the kernel's set is.
+    /// Ready when something in the kernel set is.
     registration: Arc<Registration>,
 }
 
-/// What is in a set.
+/// The contents of a set.
 #[derive(Default)]
 pub(super) struct Items {
     pub(super) items: Slab<Item>,
-    /// Slots by descriptor and open file, which is where its `Arc` points: an open file
-    /// that ends retires its registration, so that none is found for another. What they
-    /// are found by is in the item: a third of the memory.
+    /// Slots by descriptor and open file, identified by the address behind its `Arc`. An
+    /// open file that is closed retires its registration, so that another never matches
+    /// it. The key is in the item, which saves two thirds of the memory.
     by_file: HashTable<usize>,
     hasher: DefaultHashBuilder,
-    /// Those that a scan has taken out, and those that it puts back; empty between
-    /// two.
+    /// Scratch lists of a scan: registrations taken out, and those to put back. Empty
+    /// between scans.
     taken: Vec<Arc<Registration>>,
     kept: Vec<Arc<Registration>>,
 }
@@ -80,7 +80,7 @@ pub(super) struct Item {
     pub(super) registration: Arc<Registration>,
     fd: i32,
     file: usize,
-    /// The set that it is.
+    /// The set itself, if the file is one.
     pub(super) nested: Option<Weak<SetInner>>,
 }
 
@@ -92,7 +92,7 @@ impl Items {
         self.items.get(*slot)
     }
 
-    /// Where the next item goes.
+    /// Returns the slot for the next item.
     pub(super) fn next_slot(&self) -> usize {
         self.items.vacant_key()
     }
@@ -121,7 +121,7 @@ impl Items {
         let key = key_of(&slot);
         let hash = |slot: &usize| hasher.hash_one(key_of(slot));
         match by_file.entry(hash(&slot), |other| key_of(other) == key, hash) {
-            // One that has ended.
+            // A registration that has been retired.
             Entry::Occupied(mut other) => *other.get_mut() = slot,
             Entry::Vacant(place) => drop(place.insert(slot)),
         }
@@ -148,7 +148,7 @@ fn address(file: &Arc<dyn File>) -> usize {
     Arc::as_ptr(file).cast::<()>().addr()
 }
 
-/// Where a scan puts what it finds.
+/// The buffer into which a scan puts its events.
 struct Found<'a> {
     events: &'a mut [EpollEvent],
     count: usize,
@@ -176,10 +176,10 @@ impl std::fmt::Debug for EpollSet {
 }
 
 impl EpollSet {
-    /// An empty set for files of a stack, and of the kernel.
+    /// Creates an empty set for files of a stack, and of the kernel.
     ///
     /// # Errors
-    /// What starting the stack's helper thread reports.
+    /// Those of starting the stack's helper thread.
     pub fn new(stack: &StackHandle) -> io::Result<Self> {
         Ok(EpollSet {
             inner: Arc::new(SetInner {
@@ -192,15 +192,14 @@ impl EpollSet {
         })
     }
 
-    /// A set beside one of the kernel's: waiting reports what is ready in either, with the
-    /// data that it was entered with there. What the kernel's has, or gets later, is the
-    /// kernel's own: its rules for edges, one-shot and exclusive entries, and for closed
-    /// files, hold for it. Other threads may wait in the kernel's set alone, and see its
-    /// part.
+    /// Creates a set beside a kernel set: a wait reports events in either, with the data
+    /// registered there. The kernel set's entries, also later ones, follow the kernel's
+    /// rules for edges, one-shot and exclusive entries, and closed files. Other threads
+    /// may wait in the kernel set alone, and see its part.
     ///
     /// # Errors
-    /// EINVAL for a descriptor that is no epoll set, ELOOP for one with sets three deep in
-    /// it; as [`EpollSet::new`]; ENOMEM, ENOSPC.
+    /// EINVAL for a descriptor that is no epoll set, ELOOP for one with sets nested three
+    /// deep; those of [`EpollSet::new`]; ENOMEM, ENOSPC.
     pub fn beside(stack: &StackHandle, kernel_set: OwnedFd) -> io::Result<Self> {
         if !epoll::is_epoll(kernel_set.as_fd()) {
             return Err(io::Error::from_raw_os_error(libc::EINVAL));
@@ -213,13 +212,12 @@ impl EpollSet {
         Ok(set)
     }
 
-    /// Waits until something in the set is ready and puts it into `events`.
-    /// Returns how many there are; none at the timeout. `None` waits for ever;
-    /// `signals` are blocked instead of those that are while it sleeps.
+    /// Waits until something in the set is ready and puts it into `events`. Returns the
+    /// number of events; 0 at the timeout. `None` waits forever. While it sleeps,
+    /// `signals` replaces the thread's signal mask.
     ///
     /// # Errors
-    /// EINVAL for no room at all; EINTR when a signal arrives; what the device
-    /// reports.
+    /// EINVAL for an empty buffer; EINTR when a signal arrives; the device's errors.
     pub fn wait(
         &self,
         events: &mut [EpollEvent],
@@ -245,7 +243,7 @@ impl EpollSet {
 impl Drop for EpollSet {
     fn drop(&mut self) {
         let Ok(core) = self.stack.here() else { return };
-        // Out of the lock: what they point to may end with them.
+        // Dropped without the lock: the files that they point to may end with them.
         let items = std::mem::take(&mut *lock(&self.inner.items));
         for (_, item) in &items.items {
             item.registration.retire();
@@ -264,8 +262,8 @@ impl File for EpollSet {
     }
 
     fn descriptor(&self) -> i32 {
-        // Its descriptors of the kernel are polled by the context above, too. Without
-        // one, they are seen when that looks.
+        // The context above polls its kernel descriptors, too. Without one, the set's own
+        // scan finds them.
         let context = &self.inner.context;
         context.make_kernel_descriptor().unwrap_or(-1)
     }
@@ -280,11 +278,11 @@ impl File for EpollSet {
 }
 
 impl SetInner {
-    /// The items, without those whose files have ended.
+    /// Locks the items, and removes those whose files are closed.
     pub(super) fn lock_items(&self) -> MutexGuard<'_, Items, rank::EpollSet> {
         let mut items = lock(&self.items);
         self.context.take_retired(|slot| {
-            // It may be another's by now.
+            // Another registration may use the slot by now.
             let ended = |item: &Item| !item.registration.is_active();
             if items.items.get(slot).is_some_and(ended) {
                 items.remove(slot);
@@ -300,7 +298,7 @@ impl SetInner {
             events: events.get_mut(..most).unwrap_or_default(),
             count: 0,
         };
-        // Where one kind alone fills the room, the other comes first next time.
+        // If one kind alone fills the buffer, the other comes first next time.
         if self.kernel_first.fetch_xor(true, Ordering::Relaxed) {
             self.collect_kernel(insist, &mut found)?;
             self.collect_ready(&mut items, &mut found);
@@ -316,7 +314,8 @@ impl SetInner {
         if room == 0 {
             return Ok(());
         }
-        // As by Linux, what is ready is reported, however busy the others are.
+        // As on Linux, ready kernel descriptors are reported, however busy the others
+        // are.
         let insist = insist || self.context.kernel().has_kernel_only();
         let kernel_set = self.kernel_set.get();
         let mut nested = None;
@@ -333,8 +332,8 @@ impl SetInner {
         })
     }
 
-    /// One pass over the ready list, as far as there is room: in order, what stays
-    /// goes behind what was not reached.
+    /// Scans the ready list once, in order, while the buffer has room. Entries that stay
+    /// go behind those that were not reached.
     fn collect_ready(&self, items: &mut Items, found: &mut Found<'_>) {
         let context = &self.context;
         let mut left = context.ready_len();
@@ -353,7 +352,7 @@ impl SetInner {
         context.requeue(&mut items.kept);
     }
 
-    /// True when something on the ready list is ready.
+    /// Returns true when something on the ready list is ready.
     fn has_ready(&self) -> bool {
         let _items = self.lock_items();
         let context = &self.context;
@@ -361,7 +360,7 @@ impl SetInner {
             let Some(registration) = context.first_ready() else {
                 break;
             };
-            // Left where it is: it is what keeps those awake who come to sleep here.
+            // Left on the list: it keeps threads awake that are about to sleep here.
             if registration.events().intersects(registration.interest()) {
                 return true;
             }
@@ -406,8 +405,8 @@ impl Pollable for SetInner {
     }
 }
 
-/// Reports a registration that was taken off the ready list, if it is ready. True when
-/// it is to be put back.
+/// Reports a registration taken off the ready list, if it is ready. Returns true if it is
+/// to be put back.
 fn report(registration: &Arc<Registration>, found: &mut Found<'_>) -> bool {
     let interest = registration.interest();
     if !interest.intersects(Events::EDGE | Events::ONESHOT) {
@@ -418,7 +417,7 @@ fn report(registration: &Arc<Registration>, found: &mut Found<'_>) -> bool {
         return !events.is_empty();
     }
     if registration.is_active() {
-        // What changes from here on puts it on the list again.
+        // From here on a change puts it on the list again.
         registration.unmark();
         let events = registration.events() & interest;
         if !events.is_empty() {

@@ -1,4 +1,4 @@
-//! epoll, by number.
+//! epoll, by descriptor.
 
 use std::io;
 use std::time::Duration;
@@ -12,25 +12,27 @@ impl<F: TableFile> Descriptors<F> {
     /// Opens an epoll set. [`Flags::CLOEXEC`] is EPOLL_CLOEXEC.
     ///
     /// # Errors
-    /// EMFILE, ENOMEM; what starting the stack's helper thread reports.
+    /// EMFILE, ENOMEM; those of starting the stack's helper thread.
     pub fn epoll_create1(&self, flags: Flags) -> io::Result<i32> {
         self.open(EpollSet::new(self.stack())?, flags)
     }
 
     /// Adds a descriptor to a set, changes what it is registered for, or removes it.
     ///
-    /// What is in a set is a descriptor together with the open file that it named:
-    /// it is reported until that file is closed, which is when the last descriptor
-    /// of it is, whatever has become of this one (epoll(7), "Questions and
-    /// answers", 6).
+    /// An entry is a descriptor together with the open file that it named. It is reported
+    /// until that file is closed, that is, until its last descriptor is. Closing this
+    /// descriptor alone does not end it (epoll(7), "Questions and answers", 6).
     ///
     /// # Errors
-    /// EFAULT for no event where one is needed; EBADF; EPERM for a file that
-    /// cannot be polled; EINVAL for `epfd` that is no set, or is `fd`, for a socket
-    /// of another stack, and for [`Events::EXCLUSIVE`](super::Events::EXCLUSIVE) in a
-    /// change, on a set, or beside what it does not go with; ELOOP for sets in a
-    /// circle or more than five deep; EEXIST, ENOENT; what the kernel reports of its
-    /// own (ENOSPC, ENOMEM).
+    /// - EFAULT without an event where one is needed;
+    /// - EBADF;
+    /// - EPERM for a file that cannot be polled;
+    /// - EINVAL for `epfd` that is no set or equals `fd`, for a socket of another stack,
+    ///   and for [`Events::EXCLUSIVE`](super::Events::EXCLUSIVE) in a change, on a set,
+    ///   or with an event that it excludes;
+    /// - ELOOP for sets in a cycle or more than five deep;
+    /// - EEXIST, ENOENT;
+    /// - the kernel's own errors (ENOSPC, ENOMEM).
     pub fn epoll_ctl(
         &self,
         epfd: i32,
@@ -49,16 +51,16 @@ impl<F: TableFile> Descriptors<F> {
         }
     }
 
-    /// Waits until something in a set is ready and puts it into `events`, as many as
-    /// there is room for; the others come first next time. Returns how many
-    /// there are; none at the timeout. `None` waits for ever, zero does not wait.
+    /// Waits until something in a set is ready and puts as much as fits into `events`;
+    /// the rest comes first next time. Returns the number of events; 0 at the timeout.
+    /// `None` waits forever, zero does not wait.
     ///
-    /// While the device is flooded a call reports fewer, so that the next one polls
-    /// it in time.
+    /// While the device is flooded a call reports fewer events, so that the next one
+    /// polls it in time.
     ///
     /// # Errors
-    /// EINVAL for no room at all, or a descriptor that is no set; EBADF; EINTR when
-    /// a signal arrives; what [`Selector::wait`](crate::Selector::wait) reports.
+    /// EINVAL for an empty buffer, or a descriptor that is no set; EBADF; EINTR when a
+    /// signal arrives; those of [`Selector::wait`](crate::Selector::wait).
     pub fn epoll_wait(
         &self,
         epfd: i32,
@@ -68,12 +70,12 @@ impl<F: TableFile> Descriptors<F> {
         self.epoll_pwait2(epfd, events, timeout, None)
     }
 
-    /// As [`Descriptors::epoll_wait`], with `signals` blocked instead of those that
-    /// are while it waits: a signal that arrives between a test of what its handler
-    /// sets and the wait is not missed.
+    /// As [`Descriptors::epoll_wait`], with `signals` as the signal mask while it waits.
+    /// A signal that arrives between a test of its handler's result and the wait is not
+    /// missed.
     ///
     /// # Errors
-    /// As [`Descriptors::epoll_wait`].
+    /// Those of [`Descriptors::epoll_wait`].
     pub fn epoll_pwait2(
         &self,
         epfd: i32,

@@ -1,4 +1,4 @@
-//! `epoll_ctl`: what goes into a set, and which sets may be in which.
+//! `epoll_ctl`: the contents of a set, and the nesting of sets.
 
 use std::io;
 use std::sync::{Arc, Weak};
@@ -9,7 +9,7 @@ use super::registration::File;
 use crate::events::Events;
 use tidewall_stack::lock::{Mutex, lock, rank};
 
-/// What `epoll_ctl` does.
+/// The operation of `epoll_ctl`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Operation {
     /// EPOLL_CTL_ADD.
@@ -23,7 +23,7 @@ pub enum Operation {
 /// Sets above and below one, at most (Linux's EP_MAX_NESTS).
 const NESTS_MAX: usize = 4;
 
-/// What may go with EXCLUSIVE (Linux's EPOLLEXCLUSIVE_OK_BITS).
+/// Events allowed with EXCLUSIVE (Linux's EPOLLEXCLUSIVE_OK_BITS).
 const BESIDE_EXCLUSIVE: Events = Events::IN
     .with(Events::OUT)
     .with(Events::ERR)
@@ -32,8 +32,7 @@ const BESIDE_EXCLUSIVE: Events = Events::IN
     .with(Events::EDGE)
     .with(Events::EXCLUSIVE);
 
-/// Held while a set goes into a set, so that two threads do not close a loop
-/// together.
+/// Held while a set is added to a set, so that two threads together do not close a loop.
 static NESTING: Mutex<(), rank::EpollNesting> = Mutex::new(());
 
 fn refuse<T>(errno: i32) -> io::Result<T> {
@@ -41,14 +40,18 @@ fn refuse<T>(errno: i32) -> io::Result<T> {
 }
 
 impl EpollSet {
-    /// Changes what is in the set. An item is a descriptor *and* the open file that
+    /// Changes the contents of the set. An item is a descriptor *and* the open file that
     /// it named when it was added.
     ///
     /// # Errors
-    /// In Linux's order: EFAULT for no event where one is needed; EPERM for a file
-    /// that cannot be polled; EINVAL for the set itself, and for EXCLUSIVE with
-    /// what it does not go with; ELOOP for sets in a circle or more than five deep;
-    /// EEXIST, ENOENT; what the kernel reports of its own.
+    /// In Linux's order:
+    ///
+    /// - EFAULT without an event where one is needed;
+    /// - EPERM for a file that cannot be polled;
+    /// - EINVAL for the set itself, and for EXCLUSIVE with an event that it excludes;
+    /// - ELOOP for sets in a cycle or more than five deep;
+    /// - EEXIST, ENOENT;
+    /// - the kernel's own errors.
     pub(crate) fn control(
         &self,
         operation: Operation,
@@ -144,8 +147,8 @@ impl EpollSet {
     }
 }
 
-/// Sets below `set`, the deepest way; `None` when `above` is among them, or it is
-/// deeper than may be.
+/// Returns the longest chain of sets below `set`; `None` if `above` is among them, or the
+/// chain is too long.
 fn depth_below(set: &SetInner, above: &Arc<SetInner>, depth: usize) -> Option<usize> {
     let nested: Vec<_> = {
         let items = set.lock_items();
@@ -163,7 +166,7 @@ fn depth_below(set: &SetInner, above: &Arc<SetInner>, depth: usize) -> Option<us
     Some(deepest)
 }
 
-/// Sets that a set is in, the longest way up.
+/// Returns the longest chain of sets that contain a set.
 fn depth_above(context: &PollContext) -> usize {
     let above = context.wait_queue.contexts();
     let sets = above.iter().filter(|context| context.is_epoll());

@@ -1,21 +1,21 @@
 //! Sockets in event loops that sleep in the kernel: a source for `mio`.
 //!
-//! Such a loop waits on an epoll descriptor of the kernel's, where the stack
-//! cannot put anything on a ready list. So every socket that is registered has an eventfd in
-//! there, edge-triggered, and one thread a stack, the notifier, waits for all of
-//! them as any application's thread does: it leads while nobody else is inside,
-//! polls the device, runs the protocol, empties the ready list, and turns each into an edge
-//! of the socket's eventfd. Without such sockets it sleeps outside the stack.
+//! Such a loop waits on a kernel epoll descriptor, whose ready list the stack cannot change.
+//! So every registered socket has an eventfd in it, edge-triggered. One thread per stack,
+//! the notifier, waits for all these sockets as an application's thread does. It leads while
+//! no other thread is inside, polls the device, runs the protocol, and empties the ready
+//! list. Each entry becomes an edge of the socket's eventfd. Without such sockets it sleeps
+//! outside the stack.
 //!
 //! ```text
 //!  device ──► notifier: protocol ──► ready list ──► eventfd ──► mio's epoll ──► application
 //! ```
 //!
-//! An eventfd has two edges of its own: writing to it wakes those who asked for
-//! EPOLLIN, reading from it those who asked for EPOLLOUT. Its counter is above zero
-//! while the socket is readable, as far as anybody has looked. EPOLLOUT it always
-//! has, so a loop that asks for both hears of writability too often, which mio
-//! allows ("spurious events"), but never too seldom.
+//! An eventfd produces two kinds of edges: a write to it wakes waiters for EPOLLIN, a
+//! read from it waiters for EPOLLOUT. Its counter is above zero while the socket was
+//! readable at the last check. EPOLLOUT is always set. So a loop that requests both
+//! receives too many writability events, which mio allows ("spurious events"), but never
+//! too few.
 
 use std::io;
 use std::sync::{Arc, Condvar, Weak};
@@ -39,37 +39,37 @@ use tidewall_sys::WakeFd;
 /// How long the notifier stays away from a device that reports an error.
 const AFTER_ERROR: Duration = Duration::from_millis(8);
 
-/// What a stack does for such loops.
+/// A stack's state for such loops.
 #[derive(Default)]
 pub struct Notifier {
     state: Mutex<State, rank::EventLoop>,
-    /// The state has changed, for a notifier outside the stack.
+    /// Signals a change of state to a notifier outside the stack.
     changed: Condvar,
 }
 
 #[derive(Default)]
 struct State {
     context: Option<Arc<PollContext>>,
-    /// By the keys of their registrations.
+    /// Signals by the keys of their registrations.
     signals: Slab<Arc<Signal>>,
     thread: Option<JoinHandle<()>>,
     ended: bool,
 }
 
-/// How one socket's loop is woken.
+/// Wakes one socket's loop.
 struct Signal {
     wake: WakeFd,
-    /// One at a time looks and signals: what was seen earlier is signalled earlier.
+    /// Serialises checks and signals: an earlier observation is signalled earlier.
     order: Mutex<(), rank::EventSignal>,
 }
 
 impl Signal {
-    /// Makes an edge of what the socket is ready for.
+    /// Produces an edge for each event that the socket is ready for.
     fn edge(&self, registration: &Registration) {
         let _order = lock(&self.order);
         let (readable, writable) = readiness(registration);
         if writable {
-            // Reading makes the edge, and needs something to read.
+            // The read produces the edge, and needs something to read.
             self.wake.signal();
             self.wake.clear();
         }
@@ -78,7 +78,7 @@ impl Signal {
         }
     }
 
-    /// Puts the counter right, for an epoll descriptor that looks at it now.
+    /// Corrects the counter, for an epoll descriptor that examines it now.
     fn level(&self, registration: &Registration) {
         let _order = lock(&self.order);
         let (readable, _) = readiness(registration);
@@ -90,7 +90,8 @@ impl Signal {
     }
 }
 
-/// Whether a socket is readable and writable, of what it is registered for.
+/// Returns whether a socket is readable and writable, of the events that it is registered
+/// for.
 fn readiness(registration: &Registration) -> (bool, bool) {
     let (interest, ready) = (registration.interest(), registration.events());
     let is = |asked: Events, so: Events| {
@@ -102,9 +103,9 @@ fn readiness(registration: &Registration) -> (bool, bool) {
     )
 }
 
-/// What the notifier registers for on behalf of a loop.
+/// Returns the events that the notifier registers for on behalf of a loop.
 fn events(interest: Interest) -> Events {
-    // Of sockets that the kernel has a part in it reports changes, too.
+    // For sockets that have a kernel part it reports changes, too.
     let always = Events::ERR | Events::HUP | Events::EDGE;
     always
         .with_if(Events::IN | Events::RDHUP, interest.is_readable())
@@ -123,7 +124,7 @@ impl Notifier {
         core.protocol()
     }
 
-    /// The context that all sources of a stack are in, and its thread.
+    /// Returns the context that holds all sources of a stack; starts its thread.
     fn context(core: &Arc<Core>) -> io::Result<Arc<PollContext>> {
         let mut state = lock(&Notifier::of(core).state);
         if let Some(context) = &state.context {
@@ -158,19 +159,19 @@ impl Notifier {
         }
     }
 
-    /// True while there are sockets of loops.
+    /// Returns true while sockets of loops exist.
     fn is_wanted(&self) -> bool {
         let state = lock(&self.state);
         !state.ended && !state.signals.is_empty()
     }
 
-    /// True while there are sockets whose loops do not wait in the stack: what they
-    /// want to send is sent at once.
+    /// Returns true while there are sockets whose loops do not wait in the stack: their
+    /// output is sent at once.
     pub fn is_used(&self) -> bool {
         !lock(&self.state).signals.is_empty()
     }
 
-    /// Sleeps outside the stack until it is wanted in it; false at the end.
+    /// Sleeps outside the stack until the notifier is needed; returns false at the end.
     fn until_wanted(&self) -> bool {
         let mut state = lock(&self.state);
         while !state.ended && state.signals.is_empty() {
@@ -182,7 +183,8 @@ impl Notifier {
     fn run(&self, core: &Core, context: &PollContext) {
         let mut ready = Vec::new();
         while self.until_wanted() {
-            // All the time: nobody waits later, so what is written is sent now.
+            // Inside all the time: no later wait would send written data, so it is sent
+            // now.
             let inside = context.enter();
             let result = context.wait(core, None, None, &mut |insist| {
                 if !self.is_wanted() {
@@ -203,13 +205,13 @@ impl Notifier {
             if let Err(error) = result
                 && error.kind() != io::ErrorKind::Interrupted
             {
-                // A device that is down. Sockets time out meanwhile.
+                // The device is down. Sockets time out meanwhile.
                 std::thread::sleep(AFTER_ERROR);
             }
         }
     }
 
-    /// The end of the stack: nothing is registered any more.
+    /// Ends the notifier at the end of the stack, when nothing is registered any more.
     fn stop(&self, core: &Core) {
         let (thread, context) = {
             let mut state = lock(&self.state);
@@ -226,19 +228,19 @@ impl Notifier {
     }
 }
 
-/// Makes the notifier look whether it is still wanted.
+/// Makes the notifier check whether it is still needed.
 fn interrupt(context: &PollContext) {
     context.kernel().note_ready();
     context.wait_queue.threads().wake_all();
 }
 
-/// A socket's place for what ties it to a loop. Empty again when the socket is
-/// dropped: the loop forgets the eventfd when that is closed.
+/// A socket's registration with a loop. Empty again when the socket is dropped: the loop
+/// forgets the eventfd when that is closed.
 #[derive(Default)]
 pub struct Slot(Mutex<Option<Box<Placed>>, rank::EventSource>);
 
 enum Placed {
-    /// Only the kernel knows about it: it is in the loop itself.
+    /// A file that only the kernel knows; it is in the loop itself.
     Kernel(i32),
     Signalled {
         signal: Arc<Signal>,
@@ -315,7 +317,7 @@ impl Slot {
             core: Arc::downgrade(core),
         };
         signal.level(&registration);
-        // From here on dropping `placed` undoes what was done.
+        // From here on dropping `placed` undoes the registration.
         SourceFd(&signal.wake.descriptor()).register(registry, token, interest)?;
         *place = Some(Box::new(placed));
         Ok(())

@@ -1,9 +1,8 @@
-//! `declare_interest` and `get_next_event`: events instead of states.
+//! `declare_interest` and `get_next_event`: events in place of states.
 //!
-//! Banga, Mogul and Druschel, "A scalable and explicit event delivery mechanism
-//! for UNIX", USENIX 1999. A thread says once what it is interested in, and is
-//! given what has happened since: nothing of the size of the set crosses the
-//! interface.
+//! Banga, Mogul and Druschel, "A scalable and explicit event delivery mechanism for
+//! UNIX", USENIX 1999. A thread declares its interest once, and receives what has
+//! happened since. Nothing of the size of the set crosses the interface.
 
 use std::io;
 use std::sync::Arc;
@@ -13,30 +12,30 @@ use super::thread_state::{DescriptorContext, OpenFiles, ThreadState, with_thread
 use crate::descriptor::{Descriptors, FileTable, TableFile};
 use crate::events::Events;
 
-/// What has happened to a descriptor ([`Descriptors::get_next_event`]).
+/// An event on a descriptor ([`Descriptors::get_next_event`]).
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct DescriptorEvent {
-    /// Its number.
+    /// The descriptor.
     pub fd: i32,
-    /// What it is ready for, of what was declared, and errors and hang-ups.
+    /// The declared events that it is ready for, and errors and hang-ups.
     pub events: Events,
 }
 
 impl<F: TableFile> Descriptors<F> {
-    /// Declares what the calling thread is interested in of a descriptor, instead
-    /// of what it declared before; [`Events::NONE`] ends it. What happens from now
-    /// on is reported by [`Descriptors::get_next_event`].
+    /// Declares the calling thread's interest in a descriptor, in place of an earlier
+    /// declaration; [`Events::NONE`] ends it. [`Descriptors::get_next_event`] reports
+    /// what happens from now on.
     ///
-    /// `state` is given what the descriptor is ready for now, of that interest:
-    /// nothing that happened before the call is reported as an event. Without it, what
-    /// the descriptor is ready for already is the first event.
+    /// `state` receives the declared events that the descriptor is ready for now; nothing
+    /// that happened before the call is reported as an event. Without `state`, this
+    /// readiness is the first event.
     ///
-    /// Interest ends when the descriptor is closed. With [`Events::EXCLUSIVE`]
-    /// what happens is reported to one of the threads that are interested so
-    /// (SO_WAKEUP_ONE); of the kernel's own descriptors to all.
+    /// Interest ends when the descriptor is closed. With [`Events::EXCLUSIVE`] an event
+    /// is reported to one of the threads with exclusive interest (SO_WAKEUP_ONE). Events
+    /// of kernel descriptors are reported to all.
     ///
     /// # Errors
-    /// EBADF; what epoll reports of a descriptor of the kernel's.
+    /// EBADF; epoll's errors for a kernel descriptor.
     pub fn declare_interest(
         &self,
         fd: i32,
@@ -48,7 +47,7 @@ impl<F: TableFile> Descriptors<F> {
             let queue = thread.queue(self)?;
             queue.take_closed(|_| ());
             let mut files = OpenFiles::new(self, &queue);
-            // Under the lock that a closing waits for.
+            // Under the lock that a close waits for.
             let file = self.file(fd)?;
             if interest.without(Events::FLAGS).is_empty() {
                 files.by_number.remove(number);
@@ -58,8 +57,8 @@ impl<F: TableFile> Descriptors<F> {
                 return Ok(());
             }
             let reported = interest.without(Events::FLAGS) | Events::ALWAYS;
-            // The kernel does not let an exclusive interest be changed; its own are
-            // reported to everybody.
+            // The kernel does not allow changes of an exclusive interest, so its events
+            // are reported to all threads.
             let exclusive = match file.pollable() {
                 None => Events::NONE,
                 Some(_) => interest & Events::EXCLUSIVE,
@@ -69,8 +68,8 @@ impl<F: TableFile> Descriptors<F> {
             let registration = match known {
                 Some(registration) => registration,
                 None => {
-                    // For nothing at first, so that what it is ready for already is not
-                    // put on the ready list.
+                    // Registered for nothing at first, so that present readiness does not
+                    // put it on the ready list.
                     let new = queue.register(&*file, number, Events::EDGE)?;
                     files.by_number.insert(number, new.clone());
                     new
@@ -81,7 +80,7 @@ impl<F: TableFile> Descriptors<F> {
                 registration.mark_if_ready();
                 return Ok(());
             };
-            // The kernel reports what is ready already; that is no event.
+            // The kernel reports present readiness; that is no event.
             files.mark_kernel_ready(true)?;
             registration.unmark();
             *state = registration.events() & reported;
@@ -89,19 +88,18 @@ impl<F: TableFile> Descriptors<F> {
         })
     }
 
-    /// Waits until something has happened that the calling thread is interested
-    /// in, and puts it into `events`: of each descriptor everything at once, in
-    /// the order in which it began, as many as there is room for. Returns how many
-    /// there are; none at the timeout. `None` for a timeout waits for ever, zero
-    /// does not wait.
+    /// Waits until an event happens that the calling thread has declared an interest in,
+    /// and puts it into `events`. Each descriptor has all its events in one entry, in the
+    /// order in which they began, as many as fit. Returns the number of entries; 0 at the
+    /// timeout. `None` waits forever, zero does not wait.
     ///
-    /// An event says what the descriptor is ready for when it is given out; what
-    /// ended before, or was undone by the application itself, is not reported. What is
-    /// reported is not reported again until something else happens: read until EAGAIN.
+    /// An event states what the descriptor is ready for when it is returned. Readiness
+    /// that ended before, or that the application itself undid, is not reported. An event
+    /// is not repeated until something else happens: read until EAGAIN.
     ///
     /// # Errors
-    /// EINVAL without room for an event; EINTR when a signal arrives; what
-    /// [`Selector::wait`](crate::Selector::wait) reports of the device.
+    /// EINVAL for an empty buffer; EINTR when a signal arrives; the device's errors as
+    /// [`Selector::wait`](crate::Selector::wait) reports them.
     pub fn get_next_event(
         &self,
         events: &mut [DescriptorEvent],
@@ -146,7 +144,7 @@ impl ThreadState {
             }
             for registration in self.taken.drain(..) {
                 if !registration.unmark() {
-                    // Its state was asked for since.
+                    // Its state was queried since.
                     continue;
                 }
                 let interest = registration.interest().without(Events::FLAGS);

@@ -3,53 +3,53 @@
 use std::fmt;
 use std::ops::{BitAnd, BitOr, BitOrAssign, Not};
 
-/// What a descriptor is ready for, or what it is asked about: the values of
-/// Linux's `EPOLL*` (epoll_ctl(2)), which are those of `POLL*` too.
+/// Events that a descriptor is ready for, or that a caller requests: the values of
+/// Linux's `EPOLL*` (epoll_ctl(2)), which equal those of `POLL*`.
 #[derive(Clone, Copy, Default, PartialEq, Eq, Hash)]
 pub struct Events(u32);
 
 impl Events {
     /// Nothing.
     pub const NONE: Self = Self(0);
-    /// There is something to read: data, the end, a connection to accept.
+    /// Something to read: data, the end, or a connection to accept.
     pub const IN: Self = Self(libc::EPOLLIN as u32);
-    /// Urgent data. Tidewall's sockets have none; the kernel's may.
+    /// Urgent data. Tidewall's sockets never have any; kernel sockets may.
     pub const PRI: Self = Self(libc::EPOLLPRI as u32);
     /// There is room to write.
     pub const OUT: Self = Self(libc::EPOLLOUT as u32);
-    /// An error is pending. Reported whether asked for or not.
+    /// An error is pending. Always reported.
     pub const ERR: Self = Self(libc::EPOLLERR as u32);
-    /// Both halves are closed. Reported whether asked for or not.
+    /// Both halves are closed. Always reported.
     pub const HUP: Self = Self(libc::EPOLLHUP as u32);
     /// As [`Events::IN`].
     pub const RDNORM: Self = Self(libc::EPOLLRDNORM as u32);
-    /// Priority data. Tidewall's sockets have none; the kernel's may.
+    /// Priority data. Tidewall's sockets never have any; kernel sockets may.
     pub const RDBAND: Self = Self(libc::EPOLLRDBAND as u32);
     /// As [`Events::OUT`].
     pub const WRNORM: Self = Self(libc::EPOLLWRNORM as u32);
     /// There is room for priority data.
     pub const WRBAND: Self = Self(libc::EPOLLWRBAND as u32);
-    /// Never reported, as by Linux.
+    /// Never reported, as in Linux.
     pub const MSG: Self = Self(libc::EPOLLMSG as u32);
     /// The peer has closed its half.
     pub const RDHUP: Self = Self(libc::EPOLLRDHUP as u32);
 
-    /// A flag for `epoll_ctl`: of several sets that a file is in, one is woken.
+    /// A flag for `epoll_ctl`: only one of several sets that hold a file is woken.
     pub const EXCLUSIVE: Self = Self(libc::EPOLLEXCLUSIVE as u32);
     /// A flag for `epoll_ctl`: the system may not be suspended. Ignored.
     pub const WAKEUP: Self = Self(libc::EPOLLWAKEUP as u32);
     /// A flag for `epoll_ctl`: reported once, then disabled until changed.
     pub const ONESHOT: Self = Self(libc::EPOLLONESHOT as u32);
-    /// A flag for `epoll_ctl` (EPOLLET): reported once a change.
+    /// A flag for `epoll_ctl` (EPOLLET): reported once per change.
     pub const EDGE: Self = Self(libc::EPOLLET as u32);
 
-    /// Data came.
+    /// Data arrived.
     pub const DATA_CAME: Self = Self(Self::IN.0 | Self::PRI.0 | Self::RDNORM.0 | Self::RDBAND.0);
-    /// Space came back.
+    /// Space became free.
     pub const SPACE_CAME: Self = Self(Self::OUT.0 | Self::WRNORM.0 | Self::WRBAND.0);
-    /// The state changed: reported to everybody, whatever they asked for.
+    /// The state changed: reported to all, whatever they requested.
     pub const STATE_CHANGED: Self = Self(0x0fff_ffff);
-    /// What is reported whether asked for or not.
+    /// Events that are always reported.
     pub const ALWAYS: Self = Self(Self::ERR.0 | Self::HUP.0);
     /// [`Events::IN`] and its synonym.
     pub const READABLE: Self = Self(Self::IN.0 | Self::RDNORM.0);
@@ -59,42 +59,42 @@ impl Events {
     pub const FLAGS: Self =
         Self(Self::EXCLUSIVE.0 | Self::WAKEUP.0 | Self::ONESHOT.0 | Self::EDGE.0);
 
-    /// Linux's value.
+    /// Returns Linux's value.
     pub const fn bits(self) -> u32 {
         self.0
     }
 
-    /// From Linux's value; unknown bits are kept.
+    /// Converts Linux's value; unknown bits are kept.
     pub const fn from_bits(bits: u32) -> Self {
         Self(bits)
     }
 
-    /// True when it is nothing.
+    /// Returns true if there are no events.
     pub const fn is_empty(self) -> bool {
         self.0 == 0
     }
 
-    /// True when it has all of `other`.
+    /// Returns true if it has all of `other`.
     pub const fn contains(self, other: Self) -> bool {
         self.0 & other.0 == other.0
     }
 
-    /// True when it has any of `other`.
+    /// Returns true if it has any of `other`.
     pub const fn intersects(self, other: Self) -> bool {
         self.0 & other.0 != 0
     }
 
-    /// It and `other`, in constants.
+    /// Returns the union, in constants.
     pub const fn with(self, other: Self) -> Self {
         Self(self.0 | other.0)
     }
 
-    /// It without `other`.
+    /// Returns the events without `other`.
     pub const fn without(self, other: Self) -> Self {
         Self(self.0 & !other.0)
     }
 
-    /// It, and `other` if so.
+    /// Returns the events, with `other` if `when`.
     pub fn with_if(self, other: Self, when: bool) -> Self {
         if when { self.with(other) } else { self }
     }

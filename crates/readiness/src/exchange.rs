@@ -1,5 +1,5 @@
-//! What threads agree on by one word: whether something is in a list, and who of
-//! several does what one must.
+//! Agreements between threads by one word: whether something is in a list, and which of
+//! several threads has a role.
 //!
 //! Their interleavings are modelled (`make loom`).
 
@@ -8,7 +8,7 @@ use loom::sync::atomic::{AtomicBool, AtomicUsize, Ordering, fence};
 #[cfg(not(loom))]
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering, fence};
 
-/// Whether something is in a list, so that it is entered once, however often it
+/// Records whether something is in a list, so that it is entered once, however often it
 /// changes.
 pub(crate) struct Listed(AtomicBool);
 
@@ -17,27 +17,27 @@ impl Listed {
         Listed(AtomicBool::new(false))
     }
 
-    /// It has changed. True when the caller is to enter it.
+    /// Called after a change. Returns true if the caller must enter it.
     pub(crate) fn enter(&self) -> bool {
         !self.0.swap(true, Ordering::AcqRel)
     }
 
-    /// It was taken out and is looked at next: what changed before is seen then, and
-    /// what changes from here on enters it again. False when it was not in.
+    /// Called when it was taken out and is examined next. That examination sees earlier
+    /// changes; later ones enter it again. Returns false if it was not in the list.
     pub(crate) fn leave(&self) -> bool {
-        // Not a store: it must see the changes of who found it set.
+        // Not a store: it must see the changes of the thread that found it set.
         let was = self.0.swap(false, Ordering::AcqRel);
         fence(Ordering::SeqCst);
         was
     }
 
-    /// True while it is in.
+    /// Returns true while it is in the list.
     pub(crate) fn is_in(&self) -> bool {
         self.0.load(Ordering::Relaxed)
     }
 }
 
-/// What one of several does, by a number of its own that is not 0.
+/// A role that one of several threads has, identified by a nonzero number.
 pub(super) struct Role(AtomicUsize);
 
 impl Default for Role {
@@ -47,7 +47,8 @@ impl Default for Role {
 }
 
 impl Role {
-    /// True when it is the caller's, which is in the others' list already.
+    /// Claims the role; returns true if the caller has it. The caller is already in the
+    /// list of waiters.
     pub(super) fn take(&self, own: usize) -> bool {
         let taken = self
             .0
@@ -55,9 +56,9 @@ impl Role {
         taken.is_ok() || taken == Err(own)
     }
 
-    /// The caller leaves. True when it is nobody's: one of those who are still here
-    /// is to take it. SeqCst, here and in [`Role::take`]: either we see a newcomer
-    /// among them, or it finds the role free.
+    /// Called as the caller leaves. Returns true if no thread has the role: then one of
+    /// the remaining waiters must claim it. SeqCst, here and in [`Role::take`]: either
+    /// this thread sees a newcomer among them, or the newcomer finds the role free.
     pub(super) fn leave(&self, own: usize) -> bool {
         let left = self
             .0
@@ -77,7 +78,7 @@ mod loom_tests {
     struct Model {
         listed: Listed,
         list: Mutex<usize>,
-        /// What has changed, by no ordering of its own.
+        /// The state that changes, without any ordering.
         state: AtomicUsize,
     }
 
@@ -104,7 +105,7 @@ mod loom_tests {
         }
     }
 
-    /// Edges: the thread that looks last has seen every change.
+    /// Edges: the last thread to examine has seen every change.
     #[test]
     fn loom_a_change_is_seen_or_enters_again() {
         loom::model(|| {
@@ -129,7 +130,7 @@ mod loom_tests {
         });
     }
 
-    /// Levels: what is ready after a scan that found nothing is in the list.
+    /// Levels: a file that becomes ready after a scan found nothing is in the list.
     #[test]
     fn loom_what_becomes_ready_during_a_scan_stays() {
         loom::model(|| {
@@ -140,7 +141,7 @@ mod loom_tests {
                 thread::spawn(move || model.change())
             };
             let ready = || model.state.load(Ordering::Relaxed) > 0;
-            // It is taken out, its flag set.
+            // Taken out with its flag set.
             if ready() {
                 *model.list.lock().unwrap() += 1;
             } else {
@@ -154,7 +155,7 @@ mod loom_tests {
         });
     }
 
-    /// A sleeper has the role, or is woken to take it.
+    /// A sleeper has the role, or is woken to claim it.
     #[test]
     fn loom_a_role_that_is_left_is_taken_or_offered() {
         loom::model(|| {
@@ -174,7 +175,7 @@ mod loom_tests {
             }
             let has = comes.join().unwrap();
             assert!(has || woken.load(Ordering::SeqCst));
-            // One that leaves without it offers it too, if it is nobody's.
+            // A thread that leaves without the role offers it too, if no thread has it.
             assert_eq!(role.leave(3), !has);
         });
     }

@@ -8,7 +8,7 @@ use crate::raw::epoll;
 use crate::wait_queue::WaitQueue;
 use tidewall_stack::StackHandle;
 
-/// A descriptor of the kernel's as an open file.
+/// A kernel descriptor as an open file.
 pub struct KernelFile {
     descriptor: OwnedFd,
     wait_queue: WaitQueue,
@@ -31,7 +31,7 @@ impl AsFd for KernelFile {
 
 impl Drop for KernelFile {
     fn drop(&mut self) {
-        // Before it is closed: its number is another's then.
+        // Before it is closed: another file may then get its number.
         self.wait_queue.close();
     }
 }

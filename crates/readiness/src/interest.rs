@@ -1,52 +1,52 @@
-//! The state that a thread keeps between calls of `select`, and the rule by
-//! which it examines only what may have changed.
+//! The state that a thread keeps between calls of `select`, and the rule by which a call
+//! examines only what may have changed.
 //!
-//! Banga and Mogul, "Scalable kernel performance for Internet servers under
-//! realistic loads", USENIX 1998. Kept are INTERESTED (what was ever selected),
-//! HINTS (what has changed since it was last examined) and READY (what was
+//! Banga and Mogul, "Scalable kernel performance for Internet servers under realistic
+//! loads", USENIX 1998. The state is INTERESTED (every descriptor ever selected), HINTS
+//! (those that have changed since their last examination) and READY (those that were
 //! ready then). Of the descriptors SELECTING, a call examines
 //!
 //! ```text
 //!  (SELECTING − INTERESTED) ∪ (SELECTING ∩ HINTS) ∪ (SELECTING ∩ READY)
 //! ```
 //!
-//! and nothing else: a descriptor that had nothing and was not hinted has
-//! nothing. The last term is there because the application may have left what
-//! it was given. What holds between calls, for every number and class in
-//! INTERESTED that is neither in HINTS nor in READY: the file has nothing of
-//! that class ([`Classes::pending`]), and when that changes it will be hinted.
+//! and nothing else: a descriptor that had nothing and was not hinted has nothing. The
+//! last term exists because the application may not have consumed what was reported. An
+//! invariant holds between calls for every number and class in INTERESTED that is neither
+//! in HINTS nor in READY. The file has nothing of that class ([`Classes::pending`]), and
+//! a change of that will be hinted.
 //!
-//! No sockets, no clock: a caller says what the files are like ([`Files`]).
+//! No sockets, no clock: a caller describes the files ([`Files`]).
 
 use super::classes::{CLASSES, Classes};
 use crate::events::Events;
 
-/// Bits of a word.
+/// Bits per word.
 const BITS: usize = u64::BITS as usize;
-/// Words of the strides in which bitmaps are compared: enough for the compiler
-/// to use vectors and for what ends each stride to count little (130 ns of a call
-/// over 100,000 numbers with 16), few enough to find a difference soon.
+/// Words per stride in which bitmaps are compared. Enough for the compiler to use
+/// vectors, and for a stride's end to cost little (130 ns of a call over 100,000 numbers
+/// with 16). Few enough to find a difference soon.
 const STRIDE: usize = 32;
 
-/// The files behind the numbers.
+/// The files behind the descriptors.
 pub trait Files {
-    /// Why a number cannot be examined: nothing is open there.
+    /// The error of a descriptor that is not open.
     type Error;
 
-    /// What the file is ready for now, in any class. Changes in `interest` are
-    /// hinted from before that was looked at on.
+    /// Returns what the file is ready for now, in any class. Hints for `interest` begin
+    /// before this examination.
     fn examine(&mut self, number: usize, interest: Classes) -> Result<Events, Self::Error>;
 
-    /// Changes need not be hinted any more but in `interest`.
+    /// Ends hints for all changes but those in `interest`.
     fn narrow(&mut self, number: usize, interest: Classes);
 }
 
-/// What a call of `select` was given: a bitmap a class, of which bits from
-/// `count` on are not looked at.
+/// The arguments of a `select` call: one bitmap per class. Bits from `count` on are
+/// ignored.
 #[derive(Clone, Copy, Debug)]
 pub struct Selecting<'a> {
     words: [&'a [u64]; CLASSES],
-    /// Place of the word that is used in part, and the bits of it that are.
+    /// Index of the partly used word, and its used bits.
     last: (usize, u64),
 }
 
@@ -63,12 +63,12 @@ impl<'a> Selecting<'a> {
         }
     }
 
-    /// Words of the widest set.
+    /// Returns the number of words in the widest set.
     fn width(&self) -> usize {
         self.words.iter().map(|set| set.len()).max().unwrap_or(0)
     }
 
-    /// One word of each class.
+    /// Returns one word of each class.
     fn word(&self, place: usize) -> [u64; CLASSES] {
         let mask = if place == self.last.0 {
             self.last.1
@@ -79,12 +79,12 @@ impl<'a> Selecting<'a> {
             .map(|set| set.get(place).copied().unwrap_or(0) & mask)
     }
 
-    /// What is asked about a number.
+    /// Returns the classes requested for a descriptor.
     pub fn classes(&self, number: usize) -> Classes {
         Classes::of_words(self.word(number / BITS), (number % BITS) as u32)
     }
 
-    /// Calls `each` with every number that is asked about, rising.
+    /// Calls `each` with every requested descriptor, in ascending order.
     pub fn each<E>(&self, mut each: impl FnMut(usize, Classes) -> Result<(), E>) -> Result<(), E> {
         for place in 0..self.width() {
             let words = self.word(place);
@@ -96,7 +96,7 @@ impl<'a> Selecting<'a> {
     }
 }
 
-/// The bits of a word, rising.
+/// Iterates over the set bits of a word, in ascending order.
 fn bits(mut word: u64) -> impl Iterator<Item = u32> {
     std::iter::from_fn(move || {
         let bit = word.trailing_zeros();
@@ -105,11 +105,11 @@ fn bits(mut word: u64) -> impl Iterator<Item = u32> {
     })
 }
 
-/// What a call found ready.
+/// Descriptors that a call found ready.
 #[derive(Debug, Default)]
 pub struct Found {
     list: Vec<(usize, Classes)>,
-    /// Strides of each set that are not empty, a bit each, if that is known.
+    /// Strides of each set that are not empty, one bit each, if known.
     occupied: [Vec<u64>; CLASSES],
     knows_occupied: bool,
 }
@@ -120,20 +120,21 @@ impl Found {
         self.knows_occupied = false;
     }
 
-    /// Descriptors that were found ready.
+    /// Returns the number of descriptors found ready.
     pub fn len(&self) -> usize {
         self.list.len()
     }
 
-    /// Notes what a descriptor is ready for, which may be nothing.
+    /// Records the classes for which a descriptor is ready, possibly none.
     pub fn push(&mut self, number: usize, classes: Classes) {
         if !classes.is_none() {
             self.list.push((number, classes));
         }
     }
 
-    /// Makes the sets of a call its results: what is ready, and nothing else in
-    /// the words that hold numbers below `count`. Returns what `select` does.
+    /// Writes the results into the sets of a call: the ready descriptors, and nothing
+    /// else in the words that hold descriptors below `count`. Returns the result of
+    /// `select`.
     pub fn write(&self, sets: [Option<&mut [u64]>; CLASSES], count: usize) -> usize {
         let used = count.div_ceil(BITS);
         let mut ready = 0;
@@ -149,7 +150,7 @@ impl Found {
             for &(number, classes) in &self.list {
                 let bit = classes.to_words((number % BITS) as u32)[class];
                 if let Some(word) = set.get_mut(number / BITS) {
-                    // One that was found twice counts once.
+                    // A descriptor that was found twice counts once.
                     ready += usize::from(bit & !*word != 0);
                     *word |= bit;
                 }
@@ -158,7 +159,7 @@ impl Found {
         ready
     }
 
-    /// Forgets which strides are empty, for sets of so many words.
+    /// Forgets which strides are empty, for sets of that many words.
     fn begin(&mut self, words: usize) {
         self.knows_occupied = true;
         for class in &mut self.occupied {
@@ -168,8 +169,8 @@ impl Found {
     }
 }
 
-/// Empties a bitmap of which only some strides, and the words after the last whole
-/// one, are not empty.
+/// Clears a bitmap in which only some strides, and the words after the last whole one,
+/// are not empty.
 fn clear(set: &mut [u64], occupied: &[u64]) {
     let whole = set.len() / STRIDE;
     for (place, &word) in occupied.iter().enumerate() {
@@ -185,7 +186,7 @@ fn clear(set: &mut [u64], occupied: &[u64]) {
     }
 }
 
-/// HINTS and READY of 64 numbers, together because they are used together.
+/// HINTS and READY of 64 descriptors, together because they are used together.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 struct Row {
     hints: u64,
@@ -198,7 +199,7 @@ impl Row {
         ready: [0; CLASSES],
     };
 
-    /// The bits of which `selecting` must be examined.
+    /// Returns the bits of `selecting` that must be examined.
     fn examined(&self, selecting: [u64; CLASSES]) -> u64 {
         selecting
             .iter()
@@ -209,12 +210,12 @@ impl Row {
     }
 }
 
-/// INTERESTED, HINTS and READY of one thread in one table of descriptors.
+/// INTERESTED, HINTS and READY of one thread in one descriptor table.
 #[derive(Debug, Default)]
 pub struct Interest {
     interested: [Vec<u64>; CLASSES],
     rows: Vec<Row>,
-    /// A bit for each row that is not empty.
+    /// One bit for each row that is not empty.
     filled: Vec<u64>,
 }
 
@@ -231,7 +232,7 @@ impl Interest {
         }
     }
 
-    /// What is in INTERESTED of a number.
+    /// Returns the classes of a descriptor in INTERESTED.
     pub fn interested(&self, number: usize) -> Classes {
         let place = number / BITS;
         let words = self
@@ -246,7 +247,7 @@ impl Interest {
         row.is_some_and(|row| row.hints & 1 << (number % BITS) != 0)
     }
 
-    /// Sets what is known of a number.
+    /// Sets the state of a descriptor.
     fn set(&mut self, number: usize, interested: Classes, hinted: bool, ready: Classes) {
         let (place, bit) = (number / BITS, (number % BITS) as u32);
         let mask = !(1u64 << bit);
@@ -269,9 +270,9 @@ impl Interest {
         }
     }
 
-    /// A file has changed. False when nobody asks about it: nothing of it is in
-    /// INTERESTED, or its last hint has not been looked at. It
-    /// need not be hinted again then until it is examined.
+    /// Records a change of a file. Returns false when no call asks for it: nothing of it
+    /// is in INTERESTED, or its last hint has not been examined. Then it need not be
+    /// hinted again until it is examined.
     pub fn hint(&mut self, number: usize) -> bool {
         let (place, bit) = (number / BITS, 1 << (number % BITS));
         if self.interested(number).is_none() {
@@ -288,12 +289,12 @@ impl Interest {
         new
     }
 
-    /// The number is closed, or another file's from now on.
+    /// Forgets a descriptor that is closed, or names another file from now on.
     pub fn forget(&mut self, number: usize) {
         self.set(number, Classes::NONE, false, Classes::NONE);
     }
 
-    /// Examines a number about which `asked` is asked, and notes its state.
+    /// Examines a descriptor for the classes `asked`, and records its state.
     fn examine<F: Files>(
         &mut self,
         number: usize,
@@ -311,8 +312,8 @@ impl Interest {
         };
         let pending = Classes::pending(state);
         if pending.and(asked).is_none() && interested != asked && self.is_hinted(number) {
-            // It changed in something that was asked about once and is not now.
-            // Left as it is, every further change of the kind would wake us.
+            // It changed in a class that was requested once and is not now. Left as it
+            // is, every further change of the kind would wake the thread.
             files.narrow(number, asked);
             interested = asked;
         }
@@ -320,7 +321,8 @@ impl Interest {
         Ok(state)
     }
 
-    /// What a number is ready for of what is asked, whatever is known of it.
+    /// Returns the requested classes for which a descriptor is ready, whatever is
+    /// recorded of it.
     pub fn see<F: Files>(
         &mut self,
         number: usize,
@@ -332,8 +334,8 @@ impl Interest {
         Ok(Classes::ready(state).and(asked))
     }
 
-    /// The state of a number, for `poll`; `None` when it has nothing that was
-    /// asked about.
+    /// Returns the state of a descriptor, for `poll`; `None` if it has nothing that was
+    /// requested.
     #[inline]
     pub fn look<F: Files>(
         &mut self,
@@ -348,7 +350,7 @@ impl Interest {
         self.examine(number, asked, files).map(Some)
     }
 
-    /// True for a number that the rule leaves out.
+    /// Returns true for a descriptor that the rule skips.
     #[inline]
     fn is_known_idle(&self, number: usize, asked: Classes) -> bool {
         let place = number / BITS;
@@ -359,9 +361,9 @@ impl Interest {
         asked.without(self.interested(number)).is_none() && row.examined(asked_words) == 0
     }
 
-    /// Puts what is ready of `selecting` into `found`, examining what the rule
-    /// says. On an error, which is the first number's that is not open, what was
-    /// found of the others before stays known.
+    /// Puts the ready descriptors of `selecting` into `found`, examining those that the
+    /// rule requires. An error comes from the first descriptor that is not open; the
+    /// results for those before it stay recorded.
     pub fn select<F: Files>(
         &mut self,
         selecting: &Selecting<'_>,
@@ -397,8 +399,8 @@ impl Interest {
         Ok(())
     }
 
-    /// SELECTING − INTERESTED. Comes after [`Interest::examine_filled`], or what
-    /// it finds ready would be examined twice.
+    /// SELECTING − INTERESTED. Runs after [`Interest::examine_filled`]; otherwise
+    /// descriptors that it finds ready would be examined twice.
     fn examine_new<F: Files>(
         &mut self,
         selecting: &Selecting<'_>,
@@ -431,11 +433,11 @@ impl Interest {
         Ok(())
     }
 
-    /// The first stride at or after a word, of a multiple of [`STRIDE`], in which
-    /// something is selected that was not before.
+    /// Returns the first stride at or after a word, a multiple of [`STRIDE`], in which a
+    /// descriptor is selected that was not before.
     ///
-    /// This is the pass over every word of the sets, the one cost of a call that
-    /// grows with them. A stride in which nothing is selected is not compared.
+    /// This pass over every word of the sets is the one cost of a call that grows with
+    /// them. A stride in which nothing is selected is not compared.
     fn differs(
         &self,
         selecting: &Selecting<'_>,

@@ -1,15 +1,15 @@
-//! The kernel's descriptors among those that a context polls.
+//! Kernel descriptors among those that a context polls.
 //!
-//! They sit in one epoll descriptor of the kernel's, so that idle ones cost nothing.
-//! Of the threads that wait in the context one sleeps on it, the *watcher*, so that
-//! the kernel wakes one of them; one that leaves while there is no watcher wakes
-//! another, which becomes it.
+//! They are in one kernel epoll descriptor, so that idle ones cost nothing. One of the
+//! threads that wait in the context, the *watcher*, sleeps on it, so that the kernel
+//! wakes only one of them. A thread that leaves while there is no watcher wakes another,
+//! which becomes it.
 //!
-//! Descriptors that only the kernel knows about are entered as the application
-//! wants them, and what epoll says of them is reported to the application. Sockets
-//! of ours that the kernel has a part in, and sets with such in them, are entered
-//! for changes of their input alone: the socket itself remembers that there is some,
-//! and what nobody asks about must not keep a thread awake.
+//! Descriptors that only the kernel knows are entered with the application's interest,
+//! and epoll's results for them are reported to the application. Sockets that have a
+//! kernel part, and sets that contain such sockets, are entered for changes of their
+//! input alone. The socket itself remembers that there is input, and input that no thread
+//! requests must not keep a thread awake.
 
 use std::cell::RefCell;
 use std::io;
@@ -29,14 +29,14 @@ use crate::wait_queue::WaitQueue;
 use tidewall_stack::lock::{Mutex, lock, rank};
 use tidewall_stack::threads::Waker;
 
-/// Waits with something to do after which the kernel is asked although nobody has
-/// said that anything is ready.
+/// After this many waits that had other work, the kernel is polled although no descriptor
+/// was noted as ready.
 const POLL_EVERY: u32 = 16;
-/// Most descriptors that are asked for at once: 48 KiB.
+/// Most descriptors that one query returns: 48 KiB.
 const AT_ONCE: usize = 4096;
 
 thread_local! {
-    /// What a call finds ready; kept so that a call allocates nothing.
+    /// Ready descriptors of a call; kept so that a call allocates nothing.
     static FIRED: RefCell<Vec<Event>> = const { RefCell::new(Vec::new()) };
 }
 
@@ -48,8 +48,8 @@ fn with_fired<R>(call: impl FnOnce(&mut Vec<Event>) -> R) -> R {
     result
 }
 
-/// Gives what is ready in an epoll set of somebody else's, `most` of it, to `each`, with
-/// the data that it was entered with there. Does not wait.
+/// Passes the ready entries of another's epoll set, at most `most`, to `each`, with the
+/// data registered there. Does not wait.
 ///
 /// # Errors
 /// EINTR.
@@ -67,26 +67,27 @@ pub(super) fn fetch(
     })
 }
 
-/// See the module.
+/// See the module documentation.
 #[derive(Default)]
 pub(super) struct KernelDescriptors {
     epoll: OnceLock<Epoll>,
-    /// Those with a descriptor in `epoll`, by key.
+    /// Registrations with a descriptor in `epoll`, by key.
     registrations: Mutex<Slab<Arc<Registration>>, rank::Leaf>,
-    /// How many they are.
+    /// Number of those registrations.
     count: AtomicUsize,
-    /// Those of them of which only the kernel knows what they are ready for.
+    /// Those whose readiness only the kernel knows.
     kernel_only: AtomicUsize,
-    /// Somebody has said that some are ready, and nobody has looked since.
+    /// Some were noted as ready, and have not been polled since.
     ready: AtomicBool,
-    /// A sleep that has just ended has found none ready: who asks once more learns nothing.
+    /// A sleep that has just ended has found none ready, so another query would find
+    /// nothing.
     none: AtomicBool,
     /// The waker of the thread that polls `epoll`, as an address.
     watcher: Role,
 }
 
 impl KernelDescriptors {
-    /// The context ends: registrations point to it, and it to them.
+    /// Ends the cycle of references between the context and its registrations.
     pub(super) fn close(&self) {
         let registrations = std::mem::take(&mut *lock(&self.registrations));
         drop(registrations);
@@ -94,8 +95,8 @@ impl KernelDescriptors {
 
     // ---- Sleeping -----------------------------------------------------------
 
-    /// The epoll descriptor, if the waker is to sleep on it; -1: another does, or
-    /// there is none.
+    /// Returns the epoll descriptor, if the waker is to sleep on it. Returns -1 if
+    /// another thread does, or if there is none.
     pub(super) fn descriptor_for(&self, waker: &Arc<Waker>) -> i32 {
         let Some(epoll) = self.epoll.get() else {
             return -1;
@@ -107,37 +108,38 @@ impl KernelDescriptors {
         }
     }
 
-    /// A waker has left the context's list: one of those who are still there
-    /// watches, if nobody does.
+    /// Called when a waker has left the context's list: without a watcher, one of the
+    /// remaining threads becomes it.
     pub(super) fn leave(&self, waker: &Arc<Waker>, others: &WaitQueue) {
         if self.epoll.get().is_some() && self.watcher.leave(Arc::as_ptr(waker).addr()) {
             others.threads().wake_one();
         }
     }
 
-    /// True when somebody has said that there is something to look at.
+    /// Returns true if something was noted as ready.
     pub(super) fn is_noted_ready(&self) -> bool {
         self.ready.load(Ordering::Relaxed)
     }
 
-    /// The kernel has said so, or somebody wants it asked.
+    /// Notes that the kernel has reported readiness, or that a caller wants it polled.
     pub(super) fn note_ready(&self) {
         self.ready.store(true, Ordering::Relaxed);
     }
 
-    /// A sleep on them has ended, and none was ready.
+    /// Notes that a sleep on them has ended, and none was ready.
     pub(super) fn note_none(&self) {
         self.none.store(true, Ordering::Relaxed);
     }
 
-    /// A wait begins: it must see what is ready by now.
+    /// Begins a wait, which must see what is ready by now.
     pub(super) fn begin_wait(&self) {
         self.none.store(false, Ordering::Relaxed);
     }
 
-    // ---- What is in it ------------------------------------------------------
+    // ---- Contents -----------------------------------------------------------
 
-    /// The epoll descriptor, made at the first use. threads in `waiting` sleep without it.
+    /// Returns the epoll descriptor, created at the first use. Threads in `waiting` sleep
+    /// without it.
     ///
     /// # Errors
     /// EMFILE, ENFILE, ENOMEM.
@@ -151,10 +153,10 @@ impl KernelDescriptors {
             .ok_or_else(|| io::ErrorKind::OutOfMemory.into())
     }
 
-    /// Enters a registration's descriptor.
+    /// Adds a registration's descriptor.
     ///
     /// # Errors
-    /// What epoll reports: EPERM, EEXIST, EBADF, ENOSPC, ENOMEM.
+    /// Epoll's errors: EPERM, EEXIST, EBADF, ENOSPC, ENOMEM.
     pub(super) fn add(
         &self,
         registration: &Arc<Registration>,
@@ -177,11 +179,11 @@ impl KernelDescriptors {
         Ok(())
     }
 
-    /// A registration's interest has changed, which is the kernel's to know only of
-    /// what it alone knows about.
+    /// Called when a registration's interest has changed. The kernel needs to know only
+    /// if it alone knows the file.
     ///
     /// # Errors
-    /// What epoll reports.
+    /// Epoll's errors.
     pub(super) fn change(&self, registration: &Registration) -> io::Result<()> {
         if !registration.is_kernel_only() {
             return Ok(());
@@ -198,7 +200,7 @@ impl KernelDescriptors {
         }
     }
 
-    /// A registration is retired.
+    /// Removes a retired registration.
     pub(super) fn remove(&self, registration: &Registration) {
         let key = registration.kernel_key.swap(usize::MAX, Ordering::Relaxed);
         if key == usize::MAX {
@@ -215,15 +217,15 @@ impl KernelDescriptors {
         }
     }
 
-    /// True when only the kernel knows what some are ready for: a call that must not miss
-    /// them insists.
+    /// Returns true if only the kernel knows the readiness of some: a call that must not
+    /// miss them insists.
     pub(super) fn has_kernel_only(&self) -> bool {
         self.kernel_only.load(Ordering::Relaxed) != 0
     }
 
-    // ---- What is ready ------------------------------------------------------
+    // ---- Readiness ----------------------------------------------------------
 
-    /// True when some are ready; asks the kernel.
+    /// Polls the kernel; returns true when some are ready.
     pub(super) fn is_ready(&self) -> bool {
         self.count.load(Ordering::Relaxed) != 0
             && self
@@ -232,11 +234,10 @@ impl KernelDescriptors {
                 .is_some_and(|epoll| tidewall_sys::ready_now(epoll.descriptor(), libc::POLLIN) != 0)
     }
 
-    /// Asks the kernel which descriptors are ready, `most` of them: when it has said
-    /// that some are, every so many waits, and if `insist`, but not just after a sleep on
-    /// them. Those that only the
-    /// kernel knows about are given to `each`, with what they are ready for; sockets
-    /// that it has a part in are notified.
+    /// Polls the kernel for ready descriptors, at most `most`. It does so when some were
+    /// noted as ready, every so many waits, and if `insist`, but not just after a sleep
+    /// on them. `each` receives descriptors that only the kernel knows, with their
+    /// readiness. Sockets that have a kernel part are notified.
     ///
     /// # Errors
     /// EINTR.
@@ -249,7 +250,7 @@ impl KernelDescriptors {
     ) -> io::Result<()> {
         let count = self.count.load(Ordering::Relaxed);
         if count == 0 {
-            // Nobody would ever take it back.
+            // No later poll would clear it.
             self.ready.store(false, Ordering::Relaxed);
             return Ok(());
         }
@@ -264,7 +265,7 @@ impl KernelDescriptors {
         };
         with_fired(|fired| {
             let asked = epoll.ready(most.min(count).min(AT_ONCE), fired);
-            // Level-triggered: what was ready may still be so next time.
+            // Level-triggered: a descriptor that was ready may still be so next time.
             self.ready.store(!fired.is_empty(), Ordering::Relaxed);
             for &Event { flags, data } in fired.iter() {
                 let key = data.u64() as usize;
@@ -282,15 +283,15 @@ impl KernelDescriptors {
         })
     }
 
-    /// As [`KernelDescriptors::poll`], and puts all that are ready on the ready list: for
-    /// calls that treat them as any other.
+    /// As [`KernelDescriptors::poll`], and puts all that are ready on the ready list, for
+    /// calls that treat them like any other.
     ///
     /// # Errors
     /// EINTR.
     pub(super) fn mark_ready(&self, wait: u32, insist: bool) -> io::Result<()> {
         let mut mark = |registration: &Arc<Registration>, _: Events| registration.mark_ready();
         self.poll(wait, insist, usize::MAX, &mut mark)?;
-        // What is level-triggered comes again and again.
+        // A level-triggered descriptor is returned again and again.
         for _ in 0..self.count.load(Ordering::Relaxed) / AT_ONCE {
             self.poll(wait, insist, usize::MAX, &mut mark)?;
         }

@@ -1,22 +1,21 @@
-//! Readiness: which of many sockets are ready, at a cost that does not grow with
-//! those that are not.
+//! Readiness: which of many sockets are ready, at a cost that does not grow with idle
+//! sockets.
 //!
-//! Every socket has a wait queue, in which are the *registrations* of the contexts
-//! that poll it. A context (`PollContext`) is what one call waits on: a selector's,
-//! an epoll set's, that of a thread's `select` or of its event queue. Where the
-//! protocol changes a socket it notifies the wait queue, and each registration that is
-//! interested in such a change goes on its context's *ready list*: once (a flag of the
-//! registration), before a thread is woken, and not once the registration is retired.
-//! A context looks at what is on its ready list and at nothing else.
+//! Every socket has a wait queue, which holds the *registrations* of the contexts that
+//! poll it. A context (`PollContext`) is what one call waits on: that of a selector, an
+//! epoll set, a thread's `select`, or its event queue. A change of a socket notifies its
+//! wait queue, and each interested registration goes on its context's *ready list*. It
+//! does so once (a flag of the registration), before a thread is woken, and not after it
+//! is retired. A context examines only its ready list.
 //!
-//! A change is reported as by Linux, so that edge-triggered users see the same
-//! edges: data that comes is `IN` even if older data was not read; `OUT` comes
-//! when a write has found no space and there is some again; a change of state
-//! (connected, FIN, RST, shutdown) is reported to everyone.
+//! Changes are reported as by Linux, so that edge-triggered users see the same edges. New
+//! data is `IN` even if older data was not read. `OUT` is reported when space returns
+//! after a write has found none. A change of state (connected, FIN, RST, shutdown) is
+//! reported to all.
 //!
-//! Frames that the protocol has not processed wait in channels. Their socket is
-//! entered with every context that polls it, and one thread is woken to run the
-//! protocol: that of whichever context looks first does it for all.
+//! Frames that the protocol has not processed wait in channels. Their socket is entered
+//! with every context that polls it, and one thread is woken to run the protocol. The
+//! context that polls first runs it for all.
 //!
 //! ```text
 //!  frames ──► WaitQueue::frames_arrived ──► PollContext::process ──► protocol
@@ -25,23 +24,23 @@
 //!           kernel's descriptors ──► KernelDescriptors::poll ───────────┘
 //! ```
 //!
-//! The way of an event, and where each step is:
+//! The path of an event, and the code of each step:
 //!
-//! 1. A frame is sorted into its socket's channel, whose wait queue hears of it
-//!    (`wait_queue`). Each `Registration` there (`registration`) is entered with its
-//!    context as one with frames, and one thread that sleeps in one of the contexts
-//!    is woken.
-//! 2. That thread, in `PollContext::wait` (`poll_context`), runs the protocol on what
-//!    was entered. The socket finds out what has changed and notifies its wait queue:
-//!    registrations that are interested go on their contexts' ready lists.
-//! 3. The call that waits takes them off, looks what they are ready for, and reports
-//!    it: `epoll` and `Selector` each in their way, `select` and `poll` through what
-//!    the thread knows of its descriptors (`interest`, in `thread_state`),
-//!    `event_queue` by the ready list alone, `event_loop` by an eventfd.
+//! 1. A frame is sorted into its socket's channel, and the socket's wait queue is
+//!    notified (`wait_queue`). Each `Registration` there (`registration`) is entered with
+//!    its context as one with frames. One thread that sleeps in one of the contexts is
+//!    woken.
+//! 2. That thread, in `PollContext::wait` (`poll_context`), runs the protocol on the
+//!    entered sockets. The socket determines what has changed and notifies its wait
+//!    queue. Interested registrations go on their contexts' ready lists.
+//! 3. The call that waits takes them off, determines their readiness, and reports it.
+//!    `epoll` and `Selector` each do so in their way; `select` and `poll` use the
+//!    thread's state of its descriptors (`interest`, in `thread_state`); `event_queue`
+//!    uses the ready list alone, and `event_loop` an eventfd.
 //!
-//! Kernel descriptors of a context sit in one epoll descriptor of the kernel's, so
-//! idle ones cost nothing (`kernel_descriptors`); the thread that sleeps on it puts
-//! those that are ready on the ready list.
+//! A context's kernel descriptors are in one kernel epoll descriptor, so idle ones cost
+//! nothing (`kernel_descriptors`). The thread that sleeps on it puts those that are ready
+//! on the ready list.
 //!
 //! Of the ways to wait, [`Selector`] is for programs written for this
 //! stack; `select`, `poll` and `epoll_wait` of [`Descriptors`] for

@@ -16,18 +16,17 @@ const NVAL: i16 = libc::POLLNVAL;
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[repr(C)]
 pub struct PollFd {
-    /// The descriptor; a negative one is passed over.
+    /// The descriptor; a negative one is skipped.
     pub fd: i32,
-    /// What is asked: POLL* bits, as in [`Events`]. Errors and hang-ups are always
-    /// asked for.
+    /// The requested events: POLL* bits, as in [`Events`]. Errors and hang-ups are always
+    /// requested.
     pub events: i16,
-    /// The answer, set by the call; POLLNVAL (0x20) for a descriptor that is not
-    /// open.
+    /// The result, set by the call; POLLNVAL (0x20) for a descriptor that is not open.
     pub revents: i16,
 }
 
 impl PollFd {
-    /// Asks about a descriptor.
+    /// Creates an entry that requests events of a descriptor.
     pub const fn new(fd: i32, events: Events) -> Self {
         PollFd {
             fd,
@@ -36,17 +35,17 @@ impl PollFd {
         }
     }
 
-    /// The answer, without POLLNVAL.
+    /// Returns the result without POLLNVAL.
     pub fn returned(&self) -> Events {
         bits(self.revents & !NVAL)
     }
 
-    /// True when the answer was that nothing is open at this number.
+    /// Returns true if the result was that the descriptor is not open.
     pub fn is_invalid(&self) -> bool {
         self.revents & NVAL != 0
     }
 
-    /// What is reported, whether asked for or not.
+    /// Returns the requested events, with those that are always reported.
     fn asked(&self) -> Events {
         bits(self.events).with(Events::ERR).with(Events::HUP)
     }
@@ -57,28 +56,25 @@ fn bits(bits: i16) -> Events {
 }
 
 impl<F: TableFile> Descriptors<F> {
-    /// Waits until one of the descriptors is ready for what is asked of it, and
-    /// says in each entry's `revents` for what. Returns how many entries have
-    /// something there; none at the timeout. `None` for a timeout waits for ever,
-    /// zero does not wait.
+    /// Waits until one of the descriptors is ready for its requested events, and sets
+    /// each entry's `revents`. Returns the number of entries with something in `revents`;
+    /// 0 at the timeout. `None` waits forever, zero does not wait.
     ///
-    /// What is examined is what [`Descriptors::select`] would examine: both use
-    /// what the thread knows of its descriptors. A descriptor that another thread
-    /// closes in the meantime gets POLLNVAL.
+    /// It examines the descriptors that [`Descriptors::select`] would: both use the
+    /// thread's state of its descriptors. A descriptor that another thread closes
+    /// meanwhile gets POLLNVAL.
     ///
     /// # Errors
-    /// EINVAL for a list longer than the limit of descriptors; EINTR when a
-    /// signal arrives; what [`Selector::wait`](crate::Selector::wait) reports of
-    /// the device.
+    /// EINVAL for a list longer than the descriptor limit; EINTR when a signal arrives;
+    /// the device's errors as [`Selector::wait`](crate::Selector::wait) reports them.
     pub fn poll(&self, list: &mut [PollFd], timeout: Option<Duration>) -> io::Result<usize> {
         self.ppoll(list, timeout, None)
     }
 
-    /// As [`Descriptors::poll`], with `signals` blocked instead of those that are,
-    /// while it waits.
+    /// As [`Descriptors::poll`], with `signals` as the signal mask while it waits.
     ///
     /// # Errors
-    /// As [`Descriptors::poll`]; EINTR also for a signal that was pending.
+    /// Those of [`Descriptors::poll`]; EINTR also for a signal that was pending.
     pub fn ppoll(
         &self,
         list: &mut [PollFd],
@@ -99,13 +95,13 @@ impl<F: TableFile> Descriptors<F> {
     }
 }
 
-/// How a list can be searched by number.
+/// How to find a descriptor's entries in a list.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Order {
     Unknown,
-    /// `places` says where a number is.
+    /// `places` states the position of a descriptor.
     Unique,
-    /// A number comes twice: all must be looked at.
+    /// A descriptor occurs twice: all entries must be searched.
     Repeats,
 }
 
@@ -118,7 +114,7 @@ struct Poll<'a> {
 }
 
 impl Call for Poll<'_> {
-    // Entries that the rule leaves out cost a look at two bitmaps.
+    // An entry that the rule skips costs a check of two bitmaps.
     fn examine_all(
         &mut self,
         thread: &mut ThreadState,
@@ -188,8 +184,8 @@ impl Call for Poll<'_> {
     }
 }
 
-/// Notes where each number is in a list. What is in `places` from before is
-/// never trusted without a look at the list, so it is not cleared.
+/// Records each descriptor's position in a list. Old contents of `places` are always
+/// verified against the list, so they are not cleared.
 fn index(list: &[PollFd], places: &mut Vec<u32>) -> Order {
     let highest = list.iter().map(|entry| entry.fd).max().unwrap_or(-1);
     let width = usize::try_from(highest).map_or(0, |highest| highest + 1);
@@ -211,7 +207,7 @@ fn index(list: &[PollFd], places: &mut Vec<u32>) -> Order {
     order
 }
 
-/// An entry's `revents`.
+/// Computes an entry's `revents`.
 #[inline]
 fn look(entry: &PollFd, interest: &mut Interest, files: &mut OpenFiles<'_>) -> io::Result<i16> {
     let Ok(number) = usize::try_from(entry.fd) else {

@@ -1,4 +1,4 @@
-//! A context: what one call that waits for many files waits on.
+//! A context: the object on which one call waits for many files.
 
 use std::cell::Cell;
 use std::collections::VecDeque;
@@ -26,16 +26,17 @@ thread_local! {
     static READIED: Cell<u32> = const { Cell::new(0) };
 }
 
-/// How many files the calling thread has put on the lists of what is ready, or has frames
-/// to be processed, modulo 2^32.
+/// Returns how many files the calling thread has put on ready lists or on the lists of
+/// unprocessed frames, modulo 2^32.
 pub fn readied() -> u32 {
     READIED.get()
 }
 
-/// Which calls a registration is for: they differ in what may be registered.
+/// The kind of call that a registration is for; the kinds differ in the files that they
+/// accept.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Interface {
-    /// `epoll_ctl` and mio: a file that epoll refuses (EPERM) is refused here too.
+    /// `epoll_ctl` and mio: a file that epoll rejects (EPERM) is rejected here too.
     Epoll,
     /// `select`, `poll` and `declare_interest`: such a file is always ready.
     Poll,
@@ -43,7 +44,7 @@ pub enum Interface {
     Selector,
 }
 
-/// A list with a length that is read without its lock.
+/// A list whose length is read without its lock.
 pub(super) struct CountedList<T> {
     count: AtomicUsize,
     list: Mutex<VecDeque<T>, rank::Leaf>,
@@ -75,25 +76,25 @@ impl<T> CountedList<T> {
     }
 }
 
-/// What one call that waits for many files waits on: an epoll set's, a selector's,
-/// that of a thread's `select` or of its event queue. Linux's `struct eventpoll`.
+/// The object on which one call waits for many files: an epoll set's, a selector's, that
+/// of a thread's `select` or of its event queue. Linux's `struct eventpoll`.
 pub struct PollContext {
-    /// Linux's ready list: registrations with an event, in the order in which it came.
+    /// Linux's ready list: registrations with an event, in the order of the events.
     ready: CountedList<Arc<Registration>>,
     /// Registrations with frames that the protocol has not processed.
     unprocessed: CountedList<Arc<Registration>>,
-    /// Slots of those that were retired, for an epoll set, which has a table of them.
+    /// Slots of retired registrations, for an epoll set, which has a table of them.
     retired: CountedList<usize>,
     is_epoll: bool,
-    /// Threads that wait here, and sets that this one is in.
+    /// Threads that wait here, and sets that contain this one.
     pub wait_queue: WaitQueue,
     /// Threads between the beginning and the end of a wait.
     threads_inside: AtomicUsize,
     kernel: KernelDescriptors,
-    /// Waits that have begun.
+    /// Number of waits begun.
     waits: AtomicU32,
     cost: EventCost,
-    /// Who waits here is an event loop: it will wait again for what it was given.
+    /// The waiter is an event loop: it will wait again after handling its events.
     loops: AtomicBool,
     closed: AtomicBool,
     helper: Arc<Helper>,
@@ -109,11 +110,11 @@ impl std::fmt::Debug for PollContext {
 }
 
 impl PollContext {
-    /// A context on a stack. `is_epoll`: it is an epoll set's, which notes what is
-    /// retired ([`PollContext::take_retired`]).
+    /// Creates a context on a stack. `is_epoll`: it belongs to an epoll set, which
+    /// records retired slots ([`PollContext::take_retired`]).
     ///
     /// # Errors
-    /// What starting the stack's helper thread reports.
+    /// Those of starting the stack's helper thread.
     pub fn new(core: &Arc<Core>, is_epoll: bool) -> io::Result<Arc<Self>> {
         Helper::start(core)?;
         let context = Arc::new(PollContext {
@@ -124,7 +125,7 @@ impl PollContext {
             wait_queue: WaitQueue::default(),
             threads_inside: AtomicUsize::new(0),
             kernel: KernelDescriptors::default(),
-            // Never the wait that a new registration remembers.
+            // Never equals the wait number that a new registration remembers.
             waits: AtomicU32::new(1),
             cost: EventCost::default(),
             loops: AtomicBool::new(true),
@@ -136,44 +137,44 @@ impl PollContext {
         Ok(context)
     }
 
-    /// Ends it: registrations with it are not notified any more, and are taken from
-    /// their sockets' wait queues in time.
+    /// Ends the context: its registrations are not notified any more, and leave their
+    /// sockets' wait queues in time.
     pub fn close(self: &Arc<Self>, core: &Core) {
         self.closed.store(true, Ordering::SeqCst);
         self.process(core);
         core.helper
             .remove_context(&(self.clone() as Arc<dyn Context>));
-        // They point to it, and it to them.
+        // The registrations and the context point to each other.
         drop(self.ready.take());
         drop(self.unprocessed.take());
         self.kernel.close();
         self.wait_queue.close();
     }
 
-    /// Says whether who waits here is an event loop, which a thread is not that waits for a
-    /// single socket: its next wait may be for something else, and elsewhere.
+    /// Sets whether the waiter is an event loop. A thread that waits for a single socket is
+    /// not: its next wait may be for something else, and elsewhere.
     pub(super) fn set_loops(&self, loops: bool) {
         self.loops.store(loops, Ordering::Relaxed);
     }
 
-    /// Whether what is left to be sent leaves with the next wait here.
+    /// Reports whether held output leaves with the next wait here.
     pub fn loops(&self) -> bool {
         self.loops.load(Ordering::Relaxed)
     }
 
-    /// True once it is closed.
+    /// Returns true once it is closed.
     pub fn is_closed(&self) -> bool {
         self.closed.load(Ordering::SeqCst)
     }
 
     // ---- Registrations ------------------------------------------------------
 
-    /// Registers a file under a key of the caller's. If it is ready already, the
-    /// registration is on the ready list at once.
+    /// Registers a file under the caller's key. If the file is ready already, the
+    /// registration is put on the ready list at once.
     ///
     /// # Errors
-    /// EEXIST for a second selector's; what epoll reports of a descriptor of the
-    /// kernel's (EPERM, EBADF, ENOSPC, ENOMEM).
+    /// EEXIST for a second selector; epoll's errors for a kernel descriptor (EPERM,
+    /// EBADF, ENOSPC, ENOMEM).
     pub fn register(
         self: &Arc<Self>,
         file: &dyn File,
@@ -199,7 +200,7 @@ impl PollContext {
             wait_queue.unregister(&registration);
             registration = match error.raw_os_error() {
                 Some(libc::EPERM) if interface == Interface::Poll => make(-1, None),
-                // The same descriptor of the kernel's under another number.
+                // The same kernel descriptor under another number.
                 Some(libc::EEXIST) => {
                     let own = duplicate(descriptor)?;
                     let again = make(own.as_raw_fd(), Some(own));
@@ -210,7 +211,7 @@ impl PollContext {
             };
             wait_queue.register(registration.clone());
         }
-        // What came before it was registered.
+        // Covers changes before the registration.
         registration.mark_at_first();
         if source.is_some_and(|source| source.has_unprocessed_frames()) {
             wait_queue.enter_frames_with_contexts();
@@ -218,30 +219,29 @@ impl PollContext {
         Ok(registration)
     }
 
-    /// A registration was retired: for an epoll set's table of them.
+    /// Records a retired slot, for an epoll set's table.
     pub(super) fn note_retired(&self, slot: usize) {
         if self.is_epoll && !self.is_closed() {
             self.retired.change(|retired| retired.push_back(slot));
         }
     }
 
-    /// Calls `each` with the slots of registrations that were retired since the last
-    /// call.
+    /// Calls `each` with the slots of registrations retired since the last call.
     pub(super) fn take_retired(&self, each: impl FnMut(usize)) {
         if self.retired.len() != 0 {
             self.retired.take().into_iter().for_each(each);
         }
     }
 
-    /// True for an epoll set's.
+    /// Returns true for an epoll set's context.
     pub(super) fn is_epoll(&self) -> bool {
         self.is_epoll
     }
 
     // ---- Ready list ---------------------------------------------------------
 
-    /// Puts a registration on the ready list, and wakes a thread that waits here. Its
-    /// flag is set by the caller.
+    /// Puts a registration on the ready list, and wakes a thread that waits here. The
+    /// caller has set its flag.
     pub(super) fn push_ready(&self, registration: Arc<Registration>) {
         let pushed = self.ready.change(|ready| {
             let open = !self.is_closed();
@@ -258,8 +258,8 @@ impl PollContext {
         }
     }
 
-    /// Puts registrations back whose flags were left set: they are looked at
-    /// again, after the others.
+    /// Puts back registrations whose flags were left set: they are examined again, after
+    /// the others.
     pub fn requeue(&self, registrations: &mut Vec<Arc<Registration>>) {
         if !registrations.is_empty() {
             self.ready
@@ -267,7 +267,7 @@ impl PollContext {
         }
     }
 
-    /// The first on the ready list, which stays there.
+    /// Returns the first entry of the ready list, which stays there.
     pub(super) fn first_ready(&self) -> Option<Arc<Registration>> {
         if !self.has_ready() {
             return None;
@@ -281,25 +281,25 @@ impl PollContext {
         drop(first);
     }
 
-    /// Puts a registration back that is looked at before the others. A thread that
-    /// came to sleep here meanwhile has not seen it.
+    /// Puts back a registration that is to be examined first. A thread that came to sleep
+    /// here meanwhile has not seen it.
     pub(super) fn put_first_ready(&self, registration: Arc<Registration>) {
         self.ready.change(|ready| ready.push_front(registration));
         self.wait_queue.threads().wake_one();
     }
 
-    /// Length of the ready list.
+    /// Returns the length of the ready list.
     pub(super) fn ready_len(&self) -> usize {
         self.ready.len()
     }
 
-    /// True when there is something on the ready list.
+    /// Returns true when the ready list is not empty.
     pub fn has_ready(&self) -> bool {
         self.ready.len() != 0
     }
 
-    /// Takes `most` registrations off the ready list, in order. Their flags stay set:
-    /// the caller puts one back, or calls [`Registration::unmark`].
+    /// Takes up to `most` registrations off the ready list, in order. Their flags stay
+    /// set: the caller puts each back, or calls [`Registration::unmark`].
     pub fn take_ready(&self, most: usize, out: &mut Vec<Arc<Registration>>) {
         if !self.has_ready() {
             return;
@@ -321,9 +321,9 @@ impl PollContext {
         out.retain(|registration| registration.is_active());
     }
 
-    /// Gives `most` registrations that are ready to `each`, and keeps those on the list,
-    /// behind the others: level-triggered. Those that are not ready after all are off
-    /// it until they are notified again.
+    /// Passes up to `most` ready registrations to `each`, and keeps them on the list,
+    /// behind the others: level-triggered. Those that are no longer ready leave the list
+    /// until they are notified again.
     pub fn take_level_triggered(
         &self,
         most: usize,
@@ -344,7 +344,7 @@ impl PollContext {
         self.requeue(&mut batch);
     }
 
-    /// True when a thread will take an event without being woken by another one: one
+    /// Returns true if a thread will pick up an event without being woken by another: one
     /// that sleeps here, or the calling one.
     pub(super) fn has_taker(&self) -> bool {
         !self.wait_queue.threads().is_empty() || self.is_current()
@@ -352,8 +352,9 @@ impl PollContext {
 
     // ---- Frames -------------------------------------------------------------
 
-    /// Frames came for a registration's socket. Its flag is set by the caller. `wake`: a
-    /// thread is woken for them. True when one is here that processes them.
+    /// Enters a registration whose socket has received frames. The caller has set its
+    /// flag. With `wake` a thread is woken for them. Returns true if a thread here
+    /// processes them.
     pub fn push_unprocessed(&self, registration: Arc<Registration>, wake: bool) -> bool {
         let pushed = self.unprocessed.change(|unprocessed| {
             let open = !self.is_closed();
@@ -371,8 +372,8 @@ impl PollContext {
         has_thread | above.has_thread
     }
 
-    /// Frames wait in sockets of this context; `wake`: a thread is woken for them.
-    /// True when one is here that processes them.
+    /// Called when frames wait in sockets of this context; with `wake` a thread is woken
+    /// for them. Returns true if a thread here processes them.
     pub fn wake_for_frames(&self, wake: bool) -> bool {
         let inside = self.has_thread_inside();
         if wake && !self.is_current() {
@@ -381,22 +382,22 @@ impl PollContext {
         inside
     }
 
-    /// True when frames wait that the protocol has not processed.
+    /// Returns true when frames wait that the protocol has not processed.
     pub fn has_unprocessed_frames(&self) -> bool {
         self.unprocessed.len() != 0
     }
 
-    /// True while a thread is in a wait here.
+    /// Returns true while a thread waits here.
     pub fn has_thread_inside(&self) -> bool {
         self.threads_inside.load(Ordering::SeqCst) != 0
     }
 
-    /// As [`PollContext::has_thread_inside`], or in a set that this one is in.
+    /// As [`PollContext::has_thread_inside`], or in a set that contains this one.
     pub fn is_waited_in(&self) -> bool {
         self.has_thread_inside() || self.wait_queue.has_thread_in_context()
     }
 
-    /// True when the calling thread is in a wait here.
+    /// Returns true when the calling thread waits here.
     fn is_current(&self) -> bool {
         CURRENT_CONTEXT.get() == std::ptr::from_ref(self).addr()
     }
@@ -405,7 +406,7 @@ impl PollContext {
         &self.helper
     }
 
-    /// Runs the protocol on the frames that wait.
+    /// Runs the protocol on the waiting frames.
     #[inline]
     pub fn process(&self, core: &Core) {
         if self.has_unprocessed_frames() {
@@ -416,7 +417,7 @@ impl PollContext {
     fn process_all(&self, core: &Core) {
         let mut taken = VecDeque::new();
         while self.has_unprocessed_frames() {
-            // Each lends the other its memory.
+            // The lists exchange their memory.
             self.unprocessed
                 .change(|unprocessed| std::mem::swap(unprocessed, &mut taken));
             for registration in taken.drain(..) {
@@ -433,9 +434,10 @@ impl PollContext {
         }
     }
 
-    // ---- The kernel's descriptors -------------------------------------------
+    // ---- Kernel descriptors -------------------------------------------------
 
-    /// The descriptor that the kernel's sit in, for a context that this one is in.
+    /// Returns the epoll descriptor of the kernel descriptors, for a context that
+    /// contains this one.
     ///
     /// # Errors
     /// EMFILE, ENFILE, ENOMEM.
@@ -443,14 +445,14 @@ impl PollContext {
         self.kernel.make(&self.wait_queue).map(Epoll::descriptor)
     }
 
-    /// What the kernel knows of this context's registrations.
+    /// Returns the kernel's part of this context's registrations.
     pub(super) fn kernel(&self) -> &KernelDescriptors {
         &self.kernel
     }
 
-    /// Gives descriptors of the kernel's that are ready to `each`, `most` of them, and
-    /// notifies sockets that it has a part in. It is asked if it has said that there
-    /// are some, now and then, and if `insist`.
+    /// Passes ready kernel descriptors to `each`, at most `most`, and notifies sockets
+    /// that have a kernel part. The kernel is polled if it has reported readiness, now
+    /// and then, and if `insist`.
     ///
     /// # Errors
     /// EINTR.
@@ -464,7 +466,7 @@ impl PollContext {
     }
 
     /// As [`PollContext::poll_kernel`], and puts every one that is ready on the ready
-    /// list: for calls that treat them as any other.
+    /// list, for calls that treat them like any other.
     ///
     /// # Errors
     /// EINTR.

@@ -1,4 +1,4 @@
-//! A file that contexts poll, and its registration with one of them.
+//! A file that contexts poll, and its registration with one context.
 
 use std::os::fd::OwnedFd;
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, AtomicUsize, Ordering, fence};
@@ -14,32 +14,32 @@ use tidewall_stack::core::Core;
 use tidewall_stack::lock::{Mutex, lock, rank};
 use tidewall_stack::threads::Waitable;
 
-/// A socket as contexts poll it, while it lives.
+/// A socket that contexts poll while it exists.
 pub trait Pollable: Send + Sync {
-    /// Who waits for it.
+    /// Returns the queue of its waiters.
     fn wait_queue(&self) -> &WaitQueue;
 
-    /// What it is ready for now.
+    /// Returns what it is ready for now.
     fn events(&self) -> Events;
 
-    /// As [`Pollable::events`], as far as it is known without asking the kernel, where
-    /// that reports its part by itself.
+    /// As [`Pollable::events`], without asking the kernel, if the kernel reports its part
+    /// by itself.
     fn own_events(&self) -> Events {
         self.events()
     }
 
-    /// True while frames wait that the protocol has not processed.
+    /// Returns true while frames wait that the protocol has not processed.
     fn has_unprocessed_frames(&self) -> bool {
         false
     }
 
-    /// Runs the protocol on the frames that wait.
+    /// Runs the protocol on the waiting frames.
     fn process_frames(self: Arc<Self>, _core: &Core) {}
 
-    /// The kernel says that its descriptor of it has input.
+    /// Called when the kernel reports input on the socket's kernel descriptor.
     fn kernel_has_input(&self) {}
 
-    /// True for an epoll set: the kernel alone may know what it is ready for.
+    /// Returns true for an epoll set: possibly only the kernel knows its readiness.
     fn is_epoll(&self) -> bool {
         false
     }
@@ -47,20 +47,20 @@ pub trait Pollable: Send + Sync {
 
 /// A file that contexts can poll.
 pub trait File: Send + Sync {
-    /// What a registration asks; `None` for a descriptor of the kernel's, which only
-    /// the context's epoll descriptor knows about.
+    /// Returns the object that a registration queries. `None` for a kernel descriptor,
+    /// which only the context's epoll descriptor knows.
     fn pollable(&self) -> Option<Arc<dyn Pollable>>;
 
-    /// Where its registrations are kept.
+    /// Returns the wait queue that holds its registrations.
     fn wait_queue(&self) -> &WaitQueue;
 
-    /// Its descriptor of the kernel; -1: none.
+    /// Returns its kernel descriptor; -1 for none.
     fn descriptor(&self) -> i32;
 
-    /// True for one of this stack, or of none.
+    /// Returns true for a file of this stack, or of none.
     fn is_of(&self, stack: &StackHandle) -> bool;
 
-    /// False for files that epoll refuses: they never wait.
+    /// Returns false for files that epoll rejects: they never wait.
     fn can_poll(&self) -> bool {
         true
     }
@@ -77,8 +77,8 @@ pub trait File: Send + Sync {
     }
 }
 
-/// What an application has of a socket that is open until it is dropped: its stack,
-/// and what that shares.
+/// An application's reference to an open socket, until it is dropped: its stack, and the
+/// state that the stack shares.
 pub trait Handle {
     type Shared: Pollable + Waitable + 'static;
 
@@ -118,16 +118,16 @@ impl<H: Handle + Send + Sync> File for H {
 /// One socket in one context.
 pub struct Registration {
     pub context: Arc<PollContext>,
-    /// The socket; `None`: only the kernel knows about the file, or nobody does if there
-    /// is no descriptor either: it is always ready, as poll(2) has it.
+    /// The socket. `None`: only the kernel knows the file. Without a descriptor either,
+    /// the file is always ready, as poll(2) specifies.
     source: Option<Weak<dyn Pollable>>,
-    /// Descriptor of the kernel that is polled too; -1: none.
+    /// A kernel descriptor that is polled too; -1 for none.
     pub(super) descriptor: i32,
-    /// That descriptor, where it is the registration's own.
+    /// That descriptor, if the registration owns it.
     own: Mutex<Option<OwnedFd>, rank::Leaf>,
-    /// Its place among those with a descriptor; `usize::MAX`: none.
+    /// Its index among those with a descriptor; `usize::MAX` for none.
     pub(super) kernel_key: AtomicUsize,
-    /// The owner's: a token, a descriptor's number.
+    /// The owner's key: a token, a descriptor.
     key: AtomicU64,
     slot: AtomicUsize,
     /// Events, and the flags of `epoll_ctl`.
@@ -179,12 +179,12 @@ impl Registration {
         }
     }
 
-    /// What its owner calls it.
+    /// Returns the owner's key.
     pub fn key(&self) -> u64 {
         self.key.load(Ordering::Relaxed)
     }
 
-    /// Its place in a table of its owner's: see [`PollContext::take_retired`].
+    /// Returns its index in the owner's table: see [`PollContext::take_retired`].
     pub(super) fn slot(&self) -> usize {
         self.slot.load(Ordering::Relaxed)
     }
@@ -197,53 +197,55 @@ impl Registration {
         self.key.store(key, Ordering::Relaxed);
     }
 
-    /// What it is registered for, with the flags of `epoll_ctl`.
+    /// Returns the events that it is registered for, with the flags of `epoll_ctl`.
     pub fn interest(&self) -> Events {
         Events::from_bits(self.interest.load(Ordering::Relaxed))
     }
 
-    /// Changes what it is registered for; the caller looks at [`Registration::events`]
-    /// afterwards, since it was not notified of what happened before. ERR and HUP
-    /// are reported if they are in it.
+    /// Changes the events that it is registered for. The caller then checks
+    /// [`Registration::events`], since earlier changes did not notify it. ERR and HUP are
+    /// reported if included.
     ///
     /// # Errors
-    /// What epoll reports of a descriptor of the kernel's.
+    /// Epoll's errors for a kernel descriptor.
     pub fn set_interest(&self, interest: Events) -> std::io::Result<()> {
         self.interest.store(interest.bits(), Ordering::Relaxed);
-        // Either a notifier sees it, or we see what it is about.
+        // Either a notifier sees the new interest, or this thread sees the notifier's
+        // change.
         fence(Ordering::SeqCst);
         self.context.kernel().change(self)
     }
 
-    /// Clears what it is registered for, and leaves the kernel's part alone: a
+    /// Clears the events that it is registered for, and leaves the kernel's part alone: a
     /// one-shot registration that was reported.
     pub fn disable(&self) {
         self.interest
             .fetch_and(Events::FLAGS.bits(), Ordering::Relaxed);
     }
 
-    /// False once it is retired.
+    /// Returns false once it is retired.
     pub fn is_active(&self) -> bool {
         self.active.load(Ordering::Acquire)
     }
 
-    /// False once it is retired or its context closed.
+    /// Returns false once it is retired or its context closed.
     pub fn is_live(&self) -> bool {
         self.is_active() && !self.context.is_closed()
     }
 
-    /// True for one of this context.
+    /// Returns true for a registration of this context.
     pub fn is_of(&self, context: &Arc<PollContext>) -> bool {
         Arc::ptr_eq(&self.context, context)
     }
 
-    /// True for one of a selector.
+    /// Returns true for a selector's registration.
     pub fn is_selectors(&self) -> bool {
         self.interface == Interface::Selector
     }
 
-    /// What the kernel's epoll is asked about its descriptor. Of what the kernel has
-    /// but a part in it reports changes of the input alone, whatever is asked for.
+    /// Returns the events that the kernel's epoll reports for its descriptor. For a file
+    /// that has only a kernel part, it reports changes of the input alone, whatever is
+    /// requested.
     pub(super) fn kernel_interest(&self) -> u32 {
         if self.is_kernel_only() {
             self.interest().without(Events::WAKEUP).bits()
@@ -252,14 +254,14 @@ impl Registration {
         }
     }
 
-    /// It is off the ready list: from now on a change puts it there again. Look at
-    /// [`Registration::events`] afterwards. False when it was unmarked before.
+    /// Clears the mark of the ready list: from now on a change puts it there again. Check
+    /// [`Registration::events`] afterwards. Returns false if it was unmarked before.
     pub fn unmark(&self) -> bool {
         self.ready.leave()
     }
 
-    /// What it is ready for of what it is registered for, when it was taken off the
-    /// ready list: the caller puts it back, as what is level-triggered. Nothing: it is
+    /// Returns the registered events that it is ready for, after it was taken off the
+    /// ready list. The caller puts it back, as level-triggered. Without events, it is
     /// unmarked.
     pub fn level(&self) -> Events {
         if !self.is_active() {
@@ -271,7 +273,7 @@ impl Registration {
             return events;
         }
         self.unmark();
-        // It may have become ready since, and found its flag set.
+        // It may have become ready since, with its flag still set.
         let events = ready();
         if !events.is_empty() && self.ready.enter() {
             return events;
@@ -279,8 +281,7 @@ impl Registration {
         Events::NONE
     }
 
-    /// True for one of which only the kernel knows what it is ready for; a set may
-    /// have such in it.
+    /// Returns true if only the kernel knows its readiness; a set may contain such files.
     pub(super) fn may_need_kernel(&self) -> bool {
         match &self.source {
             Some(source) => source.upgrade().is_some_and(|source| source.is_epoll()),
@@ -288,25 +289,25 @@ impl Registration {
         }
     }
 
-    /// True for one that only the kernel knows about.
+    /// Returns true for a file that only the kernel knows.
     pub fn is_kernel_only(&self) -> bool {
         self.source.is_none() && self.descriptor >= 0
     }
 
-    /// It is being reported to the application: what its connection wants to send
-    /// waits for what it writes.
+    /// Records that it is being reported to the application: its connection's output
+    /// waits for what the application writes.
     pub fn note_reported(&self) {
         let wait = self.context.wait_number();
         self.reported.store(wait, Ordering::Relaxed);
     }
 
-    /// True while it was reported to the application, or is about to be.
+    /// Returns true while it was reported to the application, or is about to be.
     pub fn is_ready(&self) -> bool {
         self.ready.is_in() || self.reported.load(Ordering::Relaxed) == self.context.wait_number()
     }
 
-    /// What its file is ready for now, whatever it is registered for; nothing once
-    /// it is retired.
+    /// Returns what its file is ready for now, whatever it is registered for; nothing
+    /// once it is retired.
     pub fn events(&self) -> Events {
         if !self.is_active() {
             return Events::NONE;
@@ -322,8 +323,8 @@ impl Registration {
         }
     }
 
-    /// Something changed: if it is of interest, this goes on the ready list. True when
-    /// a thread takes it: see [`WaitQueue::notify_registrations`].
+    /// Records a change: if it is of interest, the registration goes on the ready list.
+    /// Returns true when a thread handles it: see [`WaitQueue::notify_registrations`].
     pub fn notify(self: &Arc<Self>, changed: Events) -> bool {
         let interest = self.interest();
         if !interest.intersects(changed) {
@@ -341,15 +342,15 @@ impl Registration {
             }
     }
 
-    /// Puts it on the ready list if it is ready for what it is registered for.
+    /// Puts it on the ready list if it is ready for its registered events.
     pub fn mark_if_ready(self: &Arc<Self>) {
         if !self.is_kernel_only() && self.events().intersects(self.interest()) {
             self.mark_ready();
         }
     }
 
-    /// As [`Registration::mark_if_ready`], for one that is new: what the kernel has for
-    /// it, the kernel reports by itself.
+    /// As [`Registration::mark_if_ready`], for a new one: the kernel reports its own part
+    /// by itself.
     pub(super) fn mark_at_first(self: &Arc<Self>) {
         match self.source.as_ref().and_then(Weak::upgrade) {
             Some(source) if self.descriptor >= 0 => {
@@ -366,20 +367,20 @@ impl Registration {
         if self.ready.enter() {
             self.context.push_ready(self.clone());
         }
-        // A set in a set is readable.
+        // A set that contains a ready set is readable.
         let above = &self.context.wait_queue;
         above.notify_registrations(Events::READABLE);
     }
 
-    /// Runs the protocol on the frames that wait for its socket.
+    /// Runs the protocol on the waiting frames of its socket.
     pub(super) fn process(&self, core: &Core) {
         if let Some(source) = self.source.as_ref().and_then(Weak::upgrade) {
             source.process_frames(core);
         }
     }
 
-    /// The kernel says that a descriptor of a socket that it has a part in has
-    /// input.
+    /// Called when the kernel reports input on the descriptor of a socket that has a
+    /// kernel part.
     pub(super) fn kernel_has_input(self: &Arc<Self>) {
         if let Some(source) = self.source.as_ref().and_then(Weak::upgrade) {
             source.kernel_has_input();
@@ -387,9 +388,9 @@ impl Registration {
         self.notify(Events::DATA_CAME);
     }
 
-    /// It is removed: it is not reported any more, though it may be on the ready list.
+    /// Retires it: it is not reported any more, though it may be on the ready list.
     pub fn retire(&self) {
-        // Of a file of the kernel's, its place is cleared with the next one there.
+        // For a kernel file, its entry is cleared with the next one there.
         if self.deactivate()
             && let Some(source) = self.source.as_ref().and_then(Weak::upgrade)
         {
@@ -397,8 +398,8 @@ impl Registration {
         }
     }
 
-    /// As [`Registration::retire`], but for its place in the socket's list. False
-    /// when it was retired before.
+    /// As [`Registration::retire`], but keeps its entry in the socket's list. Returns
+    /// false if it was retired before.
     pub fn deactivate(&self) -> bool {
         let first = self.active.swap(false, Ordering::AcqRel);
         if first {

@@ -11,24 +11,23 @@ use crate::SignalSet;
 use crate::descriptor::{Descriptors, TableFile};
 
 impl<F: TableFile> Descriptors<F> {
-    /// Waits until one of the descriptors below `nfds` in the sets is ready for
-    /// reading, for writing, or has an exception, and leaves those that are in
-    /// the sets. Returns how many there are, each set counted by itself; none at
-    /// the timeout. `None` for a timeout waits for ever, zero does not wait. On
-    /// an error the sets are as they were.
+    /// Waits until a descriptor below `nfds` in the sets is ready for reading, for
+    /// writing, or has an exception; leaves the ready ones in the sets. Returns their
+    /// number, counted in each set; 0 at the timeout. `None` waits forever, zero does not
+    /// wait. On an error the sets are unchanged.
     ///
-    /// What is examined is what was not selected before by this thread, what has
-    /// changed, and what was ready last time (Banga and Mogul, USENIX 1998).
+    /// It examines descriptors that this thread has not selected before, those that have
+    /// changed, and those that were ready last time (Banga and Mogul, USENIX 1998).
     /// Beyond one pass over the sets a call costs nothing for the rest.
     ///
-    /// Of a word of 64 descriptors that `nfds` cuts, the rest is cleared, as
-    /// Linux does. A descriptor that another thread closes in the meantime is
-    /// ready in every set: a call on it gets EBADF.
+    /// If `nfds` cuts a word of 64 descriptors, the rest of the word is cleared, as Linux
+    /// does. A descriptor that another thread closes meanwhile is ready in every set: a
+    /// call on it gets EBADF.
     ///
     /// # Errors
-    /// EBADF for a set that names a descriptor below `nfds` which is not open;
-    /// EINVAL for a negative `nfds`; EINTR when a signal arrives; what
-    /// [`Selector::wait`](crate::Selector::wait) reports of the device.
+    /// EBADF for a descriptor below `nfds` in a set that is not open; EINVAL for a
+    /// negative `nfds`; EINTR when a signal arrives; the device's errors as
+    /// [`Selector::wait`](crate::Selector::wait) reports them.
     pub fn select(
         &self,
         nfds: i32,
@@ -40,12 +39,12 @@ impl<F: TableFile> Descriptors<F> {
         self.pselect(nfds, read, write, except, timeout, None)
     }
 
-    /// As [`Descriptors::select`], with `signals` blocked instead of those that
-    /// are, while it waits: a signal that arrives between a test of what its
-    /// handler sets and the wait is not missed.
+    /// As [`Descriptors::select`], with `signals` as the signal mask while it waits. A
+    /// signal that arrives between a test of its handler's result and the wait is not
+    /// missed.
     ///
     /// # Errors
-    /// As [`Descriptors::select`]; EINTR also for a signal that was pending.
+    /// Those of [`Descriptors::select`]; EINTR also for a signal that was pending.
     pub fn pselect(
         &self,
         nfds: i32,
@@ -62,7 +61,7 @@ impl<F: TableFile> Descriptors<F> {
         })
     }
 
-    /// Gives what the sets ask about to `call`, and makes them what it found.
+    /// Passes the sets' requests to `call`, and writes its results into the sets.
     pub(crate) fn with_sets(
         &self,
         nfds: i32,

@@ -1,4 +1,4 @@
-//! Readiness for many sockets at a cost proportional to those that are ready.
+//! Readiness of many sockets, at a cost proportional to those that are ready.
 
 use std::io;
 use std::ops::BitOr;
@@ -10,17 +10,17 @@ use crate::poll_context::{Interface, PollContext};
 use crate::registration::{File, Registration};
 use tidewall_stack::StackHandle;
 
-/// Most events of one [`Selector::wait`]: the others' turn comes with the next.
+/// Most events of one [`Selector::wait`]; the others are reported by the next.
 const EVENTS: usize = 256;
 
-/// What a socket is watched for. Errors and hang-ups are always reported.
+/// The events that a socket is watched for. Errors and hang-ups are always reported.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Interest(u8);
 
 impl Interest {
-    /// Reading, or accepting, would not wait.
+    /// Reading, or accepting, would not block.
     pub const READABLE: Interest = Interest(1);
-    /// Writing would not wait.
+    /// Writing would not block.
     pub const WRITABLE: Interest = Interest(2);
     /// Errors and hang-ups alone.
     pub const NONE: Interest = Interest(0);
@@ -42,12 +42,12 @@ impl BitOr for Interest {
 /// A socket that is ready.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Event {
-    /// What the socket was added with.
+    /// The token that the socket was added with.
     pub token: u64,
-    /// Reading or accepting would not wait: data, the end of the stream, a
-    /// connection or an error is there.
+    /// Reading or accepting would not block: there is data, the end of the stream, a
+    /// connection or an error.
     pub readable: bool,
-    /// Writing would not wait.
+    /// Writing would not block.
     pub writable: bool,
     /// Both halves are closed.
     pub hangup: bool,
@@ -59,10 +59,10 @@ pub struct Event {
 /// Readiness of many sockets of one [`StackHandle`], level-triggered: what is ready is
 /// reported by every [`Selector::wait`] until it has been dealt with.
 ///
-/// A socket belongs to one selector at a time. What the application writes to
-/// streams of a selector between two calls of [`Selector::wait`] is sent by the
-/// second one, with the acknowledgments of what it read, or after a few
-/// milliseconds if that call does not come.
+/// A socket belongs to one selector at a time. Data written to streams of a selector
+/// between two calls of [`Selector::wait`] is sent by the second one, with the
+/// acknowledgments of data that was read. If that call does not happen, it is sent after
+/// a few milliseconds.
 pub struct Selector {
     context: Arc<PollContext>,
     stack: StackHandle,
@@ -79,10 +79,10 @@ pub trait Selectable {
 pub struct Selected<'a>(pub &'a dyn File);
 
 impl Selector {
-    /// A selector for sockets of `stack`.
+    /// Creates a selector for sockets of `stack`.
     ///
     /// # Errors
-    /// What starting the stack's helper thread reports.
+    /// Those of starting the stack's helper thread.
     pub fn new(stack: &StackHandle) -> io::Result<Self> {
         Ok(Selector {
             context: PollContext::new(stack.here()?, false)?,
@@ -93,8 +93,8 @@ impl Selector {
     /// Watches a socket; its events carry `token`.
     ///
     /// # Errors
-    /// EEXIST when a selector watches it already; EINVAL for a socket of another
-    /// stack; what epoll reports for sockets that the kernel has a part in.
+    /// EEXIST when a selector watches it already; EINVAL for a socket of another stack;
+    /// epoll's errors for sockets that have a kernel part.
     pub fn add(&self, socket: &impl Selectable, token: u64, interest: Interest) -> io::Result<()> {
         let Selected(file) = socket.file();
         if !file.is_of(&self.stack) {
@@ -105,7 +105,7 @@ impl Selector {
             .map(drop)
     }
 
-    /// Changes what a socket is watched for.
+    /// Changes the events that a socket is watched for.
     ///
     /// # Errors
     /// ENOENT when this selector does not watch it.
@@ -138,12 +138,11 @@ impl Selector {
         found.ok_or_else(|| io::Error::from_raw_os_error(libc::ENOENT))
     }
 
-    /// Waits until a socket is ready and puts what is ready into `events`, which
-    /// it empties first. Returns how many there are; none at the timeout. `None`
-    /// waits for ever.
+    /// Waits until a socket is ready and puts the events into `events`, which it empties
+    /// first. Returns their number; 0 at the timeout. `None` waits forever.
     ///
     /// # Errors
-    /// EINTR when a signal arrives; ENETDOWN and what else the device reports.
+    /// EINTR when a signal arrives; ENETDOWN and other device errors.
     pub fn wait(&self, events: &mut Vec<Event>, timeout: Option<Duration>) -> io::Result<usize> {
         events.clear();
         let core = self.stack.here()?;
@@ -162,11 +161,11 @@ impl Selector {
     }
 }
 
-/// What the application gets for a socket that is `ready`.
+/// Converts a socket's readiness into the application's event.
 fn event(token: u64, interest: Events, ready: Events) -> Event {
     Event {
         token,
-        // An error is read, too.
+        // An error is reported by reading, too.
         readable: ready.intersects(Events::IN)
             || (ready.intersects(Events::ERR) && interest.intersects(Events::IN)),
         writable: ready.intersects(Events::OUT),
@@ -177,7 +176,7 @@ fn event(token: u64, interest: Events, ready: Events) -> Event {
 
 impl Drop for Selector {
     fn drop(&mut self) {
-        // Sockets may outlive it; then nobody watches them.
+        // Sockets may outlive it; then no selector watches them.
         if let Ok(core) = self.stack.here() {
             self.context.close(core);
         }

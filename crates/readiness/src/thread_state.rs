@@ -1,4 +1,4 @@
-//! What a thread keeps between calls, for each table of descriptors.
+//! A thread's state between calls, for each descriptor table.
 
 use std::cell::RefCell;
 use std::io;
@@ -15,24 +15,23 @@ use crate::descriptor::{Closing, FileTable, Identity};
 use tidewall_stack::core::Core;
 use tidewall_stack::lock::{Mutex, MutexGuard, lock, rank};
 
-/// Registrations of a thread with the files of a table, by number.
+/// Registrations of a thread with the files of a table, by descriptor.
 ///
-/// Closing a number retires its registration at once, in whichever thread that
-/// happens; what the owner knows of the number is forgotten when it next asks
-/// [`DescriptorContext::take_closed`].
+/// Closing a descriptor in any thread retires its registration at once. The owner forgets
+/// its state of the descriptor when it next calls [`DescriptorContext::take_closed`].
 pub(super) struct DescriptorContext {
     pub(super) context: Arc<PollContext>,
     by_number: Mutex<ByNumber, rank::ThreadState>,
-    /// There are closed numbers; read without the lock.
+    /// Closed descriptors exist; read without the lock.
     has_closed: AtomicBool,
 }
 
 #[derive(Default)]
 pub(super) struct ByNumber {
     registrations: Vec<Option<Arc<Registration>>>,
-    /// How many of them only the kernel knows about.
+    /// The number of those that only the kernel knows.
     kernel_only: usize,
-    /// Numbers closed since they were last asked for.
+    /// Descriptors closed since the last query.
     closed: Vec<usize>,
 }
 
@@ -41,25 +40,26 @@ impl ByNumber {
         self.registrations.get(number)?.as_ref()
     }
 
-    /// True for the registration that the number has now; the ready list may have an older one.
+    /// Returns true for the descriptor's current registration; the ready list may hold an older
+    /// one.
     pub(super) fn is_current(&self, registration: &Arc<Registration>) -> bool {
         let current = self.get(registration.key() as usize);
         current.is_some_and(|current| Arc::ptr_eq(current, registration))
     }
 
-    /// True when there are descriptors that only the kernel knows about.
+    /// Returns true if there are descriptors that only the kernel knows.
     pub(super) fn has_kernel_only(&self) -> bool {
         self.kernel_only > 0
     }
 
-    /// True for a registration of something that is not the kernel's alone.
+    /// Returns true for a registration of a file that is not the kernel's alone.
     fn is_own(&self, number: usize) -> bool {
         self.get(number).is_some_and(|it| !it.is_kernel_only())
     }
 
     pub(super) fn insert(&mut self, number: usize, registration: Arc<Registration>) {
         if number >= self.registrations.len() {
-            // As a vector grows by itself, which `resize` does not.
+            // Grows as a vector does by itself, unlike `resize`.
             self.registrations
                 .reserve(number + 1 - self.registrations.len());
             self.registrations.resize(number + 1, None);
@@ -70,7 +70,7 @@ impl ByNumber {
         }
     }
 
-    /// Retires a number's registration, if it has one.
+    /// Retires a descriptor's registration, if it has one.
     pub(super) fn remove(&mut self, number: usize) -> Option<Arc<Registration>> {
         let registration = self.registrations.get_mut(number)?.take()?;
         self.kernel_only -= usize::from(registration.is_kernel_only());
@@ -90,7 +90,7 @@ impl Closing for DescriptorContext {
         };
         by_number.closed.push(number);
         self.has_closed.store(true, Ordering::Release);
-        // A thread that sleeps on it learns of it.
+        // Wakes a thread that sleeps on it.
         registration.mark_ready();
         by_number.remove(number);
     }
@@ -107,10 +107,10 @@ impl DescriptorContext {
         Ok(polled)
     }
 
-    /// Registers an open file under a number.
+    /// Registers an open file under a descriptor.
     ///
     /// # Errors
-    /// What epoll reports of a descriptor of the kernel's.
+    /// Epoll's errors for a kernel descriptor.
     pub(super) fn register(
         &self,
         file: &dyn File,
@@ -125,8 +125,8 @@ impl DescriptorContext {
         lock(&self.by_number)
     }
 
-    /// Calls `each` with the numbers that were closed since the last call; they
-    /// may be other files' now.
+    /// Calls `each` with the descriptors closed since the last call; they may name other
+    /// files now.
     pub(super) fn take_closed(&self, mut each: impl FnMut(usize)) {
         if self.has_closed.load(Ordering::Acquire) {
             let closed = {
@@ -138,7 +138,7 @@ impl DescriptorContext {
         }
     }
 
-    /// Ends it. The stack may be gone already.
+    /// Ends the context. The stack may already be gone.
     fn close(&self, core: Option<&Core>) {
         let by_number = std::mem::take(&mut *self.lock());
         for registration in by_number.registrations.iter().flatten() {
@@ -150,8 +150,8 @@ impl DescriptorContext {
     }
 }
 
-/// A thread's state for one table: that of `select` and `poll`, and, once it was
-/// asked for, its event queue.
+/// A thread's state for one table: that of `select` and `poll`, and, once requested, its
+/// event queue.
 pub(crate) struct ThreadState {
     table: Identity,
     core: Weak<Core>,
@@ -160,12 +160,12 @@ pub(crate) struct ThreadState {
     /// Reused from call to call.
     pub(crate) found: Found,
     pub(crate) taken: Vec<Arc<Registration>>,
-    /// Numbers that were closed or became ready while a call waited.
+    /// Descriptors that were closed or became ready while a call waited.
     pub(super) changed: Vec<usize>,
-    /// Places of descriptors in the list of the `poll` that sleeps, by number.
+    /// Positions in the list of the sleeping `poll`, by descriptor.
     pub(super) places: Vec<u32>,
     pub(super) events: Option<Arc<DescriptorContext>>,
-    /// Where a classical `select` sleeps; empty between calls.
+    /// The context in which a classical `select` sleeps; empty between calls.
     pub(crate) classical: Option<Arc<PollContext>>,
 }
 
@@ -186,20 +186,20 @@ impl Drop for ThreadState {
 }
 
 thread_local! {
-    /// One for each table that the thread has waited on.
+    /// One for each table on which the thread has waited.
     // Each call takes one out and puts it back: a pointer, not the whole.
     #[allow(clippy::vec_box)]
     static STATES: RefCell<Vec<Box<ThreadState>>> = const { RefCell::new(Vec::new()) };
 }
 
-/// Gives the calling thread's state for a table to `call`: an empty one at
-/// first, so also in the child of a fork, which has another table.
+/// Passes the calling thread's state for a table to `call`. It is empty at first, also in
+/// a forked child, which has another table.
 pub(crate) fn with_thread_state<T>(
     descriptors: &dyn FileTable,
     call: impl FnOnce(&mut ThreadState) -> io::Result<T>,
 ) -> io::Result<T> {
     let table = descriptors.address();
-    // A thread that is ending has no states any more: it makes one a call.
+    // A thread that is ending has no states any more: it creates one per call.
     let known = STATES.try_with(|states| {
         let mut states = states.borrow_mut();
         let place = states.iter().position(|thread| thread.table.is_at(table))?;
@@ -208,7 +208,7 @@ pub(crate) fn with_thread_state<T>(
     let mut thread = match known {
         Ok(Some(thread)) => thread,
         _ => {
-            // Those of tables that are gone go now, outside the borrow.
+            // States of tables that are gone are dropped now, outside the borrow.
             let gone = STATES.try_with(|states| {
                 let gone = |thread: &mut Box<ThreadState>| thread.table.is_gone();
                 let mut states = states.borrow_mut();
@@ -234,37 +234,37 @@ pub(crate) fn with_thread_state<T>(
     result
 }
 
-/// What `select` and `poll` do each in its way.
+/// The parts in which `select` and `poll` differ.
 pub(super) trait Call {
-    /// Examines what the rule says of all that is asked about.
+    /// Examines the requested descriptors that the rule requires.
     fn examine_all(
         &mut self,
         thread: &mut ThreadState,
         files: &mut OpenFiles<'_>,
     ) -> io::Result<()>;
 
-    /// Examines the numbers in [`ThreadState::changed`] that are asked about; the others
-    /// need not wake the thread again.
+    /// Examines the requested descriptors in [`ThreadState::changed`]; the others need
+    /// not wake the thread again.
     fn examine_changed(
         &mut self,
         thread: &mut ThreadState,
         files: &mut OpenFiles<'_>,
     ) -> io::Result<()>;
 
-    /// Descriptors that were found ready.
+    /// Returns the number of descriptors found ready.
     fn found(&self, thread: &ThreadState) -> usize;
 
-    /// Calls `each` with the numbers that are asked about, as long as it is true of them;
-    /// whether it was of all.
+    /// Calls `each` with the requested descriptors while it returns true; returns whether
+    /// it did for all.
     fn all_asked(&self, each: &mut dyn FnMut(usize) -> bool) -> bool;
 }
 
 impl ThreadState {
-    /// Waits until `call` finds something ready. Returns how many descriptors are; 0 at
-    /// the timeout.
+    /// Waits until `call` finds something ready. Returns the number of ready descriptors;
+    /// 0 at the timeout.
     ///
     /// # Errors
-    /// As [`PollContext::wait`]; EINTR also for a signal that was pending.
+    /// Those of [`PollContext::wait`]; EINTR also for a signal that was pending.
     pub(super) fn wait(
         &mut self,
         descriptors: &dyn FileTable,
@@ -285,7 +285,7 @@ impl ThreadState {
             }
             drop(files);
             if context.has_unprocessed_frames() {
-                // Frames that were there before their socket was registered.
+                // Processes frames that arrived before their socket was registered.
                 context.process(core);
                 let mut files = self.gather(&polled, descriptors, false, false)?;
                 call.examine_changed(self, &mut files)?;
@@ -300,16 +300,16 @@ impl ThreadState {
             }
             Ok(found)
         })?;
-        // A signal that is pending ends a call that does not wait, too, if it is not
-        // blocked for its time.
+        // A pending signal that the call does not block ends a call that does not wait,
+        // too.
         if found == 0 && timeout == Some(Duration::ZERO) && signals.is_some() {
             tidewall_sys::poll_readable(&[], timeout, signals, &mut Vec::new())?;
         }
         Ok(found)
     }
 
-    /// Learns what was closed and what has changed since the thread last looked. Unless
-    /// it looks at all for the `first` time in a call, these are in `changed`.
+    /// Collects descriptors that were closed or have changed since the last call. Unless
+    /// this is the `first` time in a call, they go into `changed`.
     fn gather<'a>(
         &mut self,
         polled: &'a DescriptorContext,
@@ -326,7 +326,7 @@ impl ThreadState {
         let mut files = OpenFiles::new(descriptors, polled);
         files.mark_kernel_ready(insist)?;
         polled.context.take_all(&mut self.taken);
-        // All are noted before one is examined, which may fail.
+        // All are recorded before one is examined, which may fail.
         for registration in self.taken.drain(..) {
             let number = registration.key() as usize;
             if !files.by_number.is_current(&registration) {
@@ -359,24 +359,23 @@ impl<'a> OpenFiles<'a> {
         }
     }
 
-    /// Puts the kernel's descriptors that are ready on the ready list. It is always
-    /// asked about files that only it knows about, since nothing else reports them;
-    /// about sockets that it has a part in, now and then.
+    /// Puts ready kernel descriptors on the ready list. The kernel is always polled for
+    /// files that only it knows, since nothing else reports them. For sockets that have a
+    /// kernel part, it is polled now and then.
     pub(super) fn mark_kernel_ready(&self, insist: bool) -> io::Result<()> {
         let context = &self.polled.context;
         context.mark_kernel_ready(insist || self.by_number.has_kernel_only())
     }
 
-    /// Nobody asks about a number that was hinted: it need not be hinted again
+    /// Called when no call requests a hinted descriptor: it need not be hinted again
     /// until it is examined.
     pub(super) fn park(&mut self, number: usize) {
         self.narrow(number, Classes::NONE);
     }
 }
 
-/// What a registration for these classes is interested in. Descriptors of the
-/// kernel are reported once a change, as others are: what is ready and not selected
-/// must not wake anybody twice.
+/// Returns the events for these classes. Kernel descriptors are reported once per change,
+/// like others: one that is ready but not selected must not wake a thread twice.
 fn wanted(interest: Classes) -> Events {
     interest.interest() | Events::EDGE
 }
@@ -402,7 +401,7 @@ impl Files for OpenFiles<'_> {
 
     fn narrow(&mut self, number: usize, interest: Classes) {
         if let Some(registration) = self.by_number.get(number) {
-            // What cannot be narrowed is reported too often, no more.
+            // A registration that cannot be narrowed is only reported too often.
             let _ = registration.set_interest(wanted(interest));
         }
     }

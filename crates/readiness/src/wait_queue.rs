@@ -1,4 +1,4 @@
-//! Who waits for an endpoint, and how they are woken.
+//! The threads that wait for an endpoint, and their wake-ups.
 //!
 //! Every endpoint has a [`WaitQueue`], as a file has in Linux and in gVisor
 //! (pkg/waiter). In it are threads, which sleep in a call on the endpoint itself,

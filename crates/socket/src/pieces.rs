@@ -2,26 +2,25 @@
 
 use std::io::IoSliceMut;
 
-/// Does not wait, whatever the open file is set to.
+/// The call does not block, even if the open file is blocking.
 pub const MSG_DONTWAIT: i32 = libc::MSG_DONTWAIT;
-/// Leaves what it receives to the next call.
+/// Leaves received data to the next call.
 pub const MSG_PEEK: i32 = libc::MSG_PEEK;
-/// Waits for all that was asked for.
+/// Waits for the full amount requested.
 pub const MSG_WAITALL: i32 = libc::MSG_WAITALL;
-/// No SIGPIPE: as everything here, which never raises it.
+/// No SIGPIPE: no call here raises it.
 pub const MSG_NOSIGNAL: i32 = libc::MSG_NOSIGNAL;
-/// Of a datagram or a frame that was cut: returns its whole length. Of a stream: the
-/// bytes are dropped.
+/// For a truncated datagram or frame: returns its whole length. For a stream: the bytes
+/// are dropped.
 pub const MSG_TRUNC: i32 = libc::MSG_TRUNC;
-/// Of a stream: more follows at once.
+/// For a stream: more data follows at once.
 pub const MSG_MORE: i32 = libc::MSG_MORE;
-/// Of a stream: a record ends here.
+/// For a stream: a record ends here.
 pub const MSG_EOR: i32 = libc::MSG_EOR;
-/// Of a stream: as [`TcpStream::write_zero_copy`].
+/// For a stream: as [`TcpStream::write_zero_copy`].
 pub const MSG_ZEROCOPY: i32 = libc::MSG_ZEROCOPY;
 
-/// Copies what lies in pieces to buffers, in turn, as much as they hold. Returns how
-/// much that is.
+/// Copies pieces to buffers, in turn, as much as they hold. Returns how much was copied.
 pub fn scatter(from: &[&[u8]], to: &mut [IoSliceMut<'_>]) -> usize {
     let mut places = to.iter_mut();
     let mut place: &mut [u8] = &mut [];

@@ -7,20 +7,20 @@ use mio::{Interest, Registry, Token};
 
 use crate::{TcpListener, TcpStream, UdpSocket};
 
-/// Makes a socket a source.
+/// Makes a socket type a source.
 macro_rules! source {
     ($socket:ident, $what:literal) => {
         #[doc = concat!($what, " in an event loop on `mio`.")]
         ///
-        /// Events are edge-triggered: after one, call until EAGAIN, on a socket
-        /// that `set_nonblocking` has made so. Errors and ends are reported as readable
-        /// and writable; mio's other flags (`is_read_closed`, `is_error`, …) are set
-        /// for connections of the kernel's alone. A socket is in one `Poll` at a
-        /// time; dropping it deregisters it.
+        /// Events are edge-triggered: after one, call until EAGAIN, on a socket that
+        /// `set_nonblocking` has made nonblocking. Errors and ends are reported as
+        /// readable and writable. mio's other flags (`is_read_closed`, `is_error`, …) are
+        /// set for kernel connections alone. A socket is in one `Poll` at a time;
+        /// dropping it deregisters it.
         ///
         /// # Errors
-        /// EEXIST for a second registration, ENOENT without one; what epoll and
-        /// making an eventfd report (EMFILE, ENOSPC, …).
+        /// EEXIST for a second registration, ENOENT without one; the errors of epoll and
+        /// of creating an eventfd (EMFILE, ENOSPC, …).
         impl event::Source for $socket {
             fn register(
                 &mut self,

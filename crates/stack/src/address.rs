@@ -2,7 +2,8 @@
 
 use std::net::{IpAddr, SocketAddr};
 
-/// Multicast, broadcast and addresses that need a scope are the kernel's.
+/// Returns true for multicast, broadcast and scoped addresses, which stay with the
+/// kernel.
 pub fn stays_with_kernel(address: IpAddr) -> bool {
     match address {
         IpAddr::V4(v4) => {
@@ -17,18 +18,18 @@ pub fn stays_with_kernel(address: IpAddr) -> bool {
     }
 }
 
-/// The address a socket is bound to, unless it is any.
+/// Returns the address to which a socket is bound, unless it is any.
 pub fn specified(bound: SocketAddr) -> Option<IpAddr> {
     let address = bound.ip().to_canonical();
     (!address.is_unspecified()).then_some(address)
 }
 
-/// An IPv4-mapped address as IPv4.
+/// Converts an IPv4-mapped address to IPv4.
 pub fn canonical(address: SocketAddr) -> SocketAddr {
     SocketAddr::new(address.ip().to_canonical(), address.port())
 }
 
-/// An IPv4 address as IPv4-mapped.
+/// Converts an IPv4 address to IPv4-mapped.
 pub fn to_v6(address: SocketAddr) -> SocketAddr {
     match address.ip() {
         IpAddr::V4(v4) => SocketAddr::new(IpAddr::V6(v4.to_ipv6_mapped()), address.port()),

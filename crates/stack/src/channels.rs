@@ -12,9 +12,8 @@ use crate::endpoint::Endpoint;
 use crate::lock::{Mutex, RwLock, lock, rank};
 use crate::receiver::QueueHandle;
 
-/// Frames that may wait for a socket, a queue, unless it says otherwise. One
-/// poll delivers up to 128, so this is room for several while the application
-/// works on a batch.
+/// Default for the frames that may wait for a socket, per queue. One poll delivers up to
+/// 128, so this is room for several while the application works on a batch.
 pub const DEFAULT_RECEIVE_LIMIT: u32 = 512;
 /// Channel that gets fragments without a transport header.
 pub const FRAGMENT_CHANNEL: u16 = 1;

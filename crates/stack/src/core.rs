@@ -23,7 +23,7 @@ use crate::receiver::Receiver;
 use crate::timers::Timers;
 use crate::trace::TraceLog;
 
-/// What threads of the stack share.
+/// The state that threads of the stack share.
 pub struct Core {
     /// The process that it is in: in a forked child nothing of it is left.
     pub process: Process,

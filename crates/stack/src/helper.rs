@@ -1,16 +1,17 @@
-//! The thread that sees to connections while the application is elsewhere.
+//! The thread that serves connections while the application is busy elsewhere.
 //!
-//! The protocol runs when the application calls. One that computes for long, or
-//! never calls again, would leave its peers without acknowledgments, and data
-//! unsent. So when no thread of the application has been here for a tick, this
-//! one does what is due: at the application's own priority, on its bill. It inherits the
-//! priority of the thread that starts it, and follows its changes ([`owner`]).
+//! The protocol runs when the application calls. An application that computes for long,
+//! or never calls again, would leave its peers without acknowledgments, and data unsent.
+//! When no application thread has called for a tick, this thread does the work that is
+//! due. It runs at the application's own priority, and its CPU time is the application's.
+//! It inherits the priority of the thread that starts it, and follows its changes
+//! ([`owner`]).
 //!
-//! While the application calls, the thread looks a hundred times a second; while
-//! nothing happens it sleeps. An application thread that sleeps in the stack
-//! does everything itself. Each thread that leaves the stack wakes the helper if that
-//! sleeps; where threads leave it several times per look the helper does not sleep, as
-//! looking costs less than being woken.
+//! While the application calls, the thread checks a hundred times per second; without
+//! traffic it sleeps. An application thread that sleeps in the stack does all work
+//! itself. A thread that leaves the stack wakes a sleeping helper. If threads leave it
+//! several times per check, the helper does not sleep, as a check costs less than a
+//! wake-up.
 
 use std::io;
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
@@ -26,15 +27,14 @@ use crate::lock::{Mutex, lock, rank};
 mod owner;
 mod thread;
 
-/// How long the application may stay away before its connections are seen to.
+/// How long the application may be absent before its connections are served.
 const TICK: Duration = Duration::from_millis(8);
-/// Ticks without anything to do after which the thread sleeps.
+/// Idle ticks after which the thread sleeps.
 const QUIET_TICKS: u32 = 3;
-/// Threads that leave the stack between two looks, from which on the helper goes on
-/// looking although one sleeps there.
+/// Threads that leave the stack between two checks, from which on the helper keeps
+/// checking although one sleeps there.
 const BUSY_LEAVES: u32 = 2;
-/// A sleeping thread looks after this long all the same, where nobody sleeps on
-/// the device.
+/// Longest sleep of the helper when no thread sleeps on the device.
 const LONGEST: Duration = Duration::from_millis(250);
 
 /// What threads wait on: an epoll set, a selector, a thread's `select`.
@@ -49,14 +49,14 @@ pub trait Context: Send + Sync {
     fn process(&self, core: &Core);
 }
 
-/// The thread, and how it is woken.
+/// The thread, and the means to wake it.
 pub struct Helper {
     allowed: bool,
     wake_fd: WakeFd,
-    /// It sleeps, and must be woken to see anything.
+    /// It sleeps, and must be woken to notice anything.
     asleep: AtomicBool,
     ended: AtomicBool,
-    /// Calls of the application.
+    /// Number of calls of the application.
     calls: AtomicU32,
     /// How often a thread that slept in the stack has left it.
     leaves: AtomicU32,
@@ -64,7 +64,7 @@ pub struct Helper {
     #[cfg(test)]
     woken: AtomicU32,
     thread: Mutex<Option<JoinHandle<()>>, rank::Leaf>,
-    /// Selectors, epoll sets and the like.
+    /// Selectors, epoll sets and similar contexts.
     contexts: Mutex<Vec<Weak<dyn Context>>, rank::Helper>,
 }
 
@@ -98,7 +98,7 @@ impl Helper {
         self.allowed
     }
 
-    /// Ends the thread, and waits for it.
+    /// Stops the thread, and waits for it.
     pub fn stop(&self) {
         self.ended.store(true, Ordering::Release);
         self.wake_fd.signal();
@@ -110,17 +110,17 @@ impl Helper {
         }
     }
 
-    /// The application calls: it does what is due itself.
+    /// Records that the application calls: it does the work that is due itself.
     pub fn application_is_here(&self) {
         self.calls.fetch_add(1, Ordering::Relaxed);
     }
 
-    /// Calls of the application so far.
+    /// Returns the number of application calls so far.
     pub fn calls(&self) -> u32 {
         self.calls.load(Ordering::Relaxed)
     }
 
-    /// Something waits that the application may not see to soon.
+    /// Wakes the helper for work that the application may not do soon.
     pub fn wake(&self) {
         if self.asleep.load(Ordering::SeqCst) && self.asleep.swap(false, Ordering::SeqCst) {
             #[cfg(test)]
@@ -129,8 +129,8 @@ impl Helper {
         }
     }
 
-    /// A thread that slept in the stack leaves it: from now on nobody may be there who
-    /// sees to connections.
+    /// Called when a thread that slept in the stack leaves it: from now on there may be
+    /// no thread that serves connections.
     pub fn thread_leaves(&self) {
         self.leaves.fetch_add(1, Ordering::Relaxed);
         self.wake();

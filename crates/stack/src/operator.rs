@@ -1,5 +1,5 @@
-//! What an operator wants done with the circuits of a program: asked for by the control
-//! thread, done by the program between two of its turns.
+//! An operator's requests about the circuits of a program: the control thread passes them
+//! on, and the program carries them out between two of its turns.
 
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc::{SyncSender, sync_channel};
@@ -12,7 +12,7 @@ const LIMIT: Duration = Duration::from_secs(2);
 
 type Done = Result<String, String>;
 
-/// Where a request waits.
+/// The place in which a request waits.
 #[derive(Default)]
 pub struct Operator {
     /// The program looks here.
@@ -23,7 +23,7 @@ pub struct Operator {
 }
 
 impl Operator {
-    /// Has the program do something; what it came to, or why it did not.
+    /// Asks the program to do something; returns its result, or why it was not done.
     pub fn ask(&self, request: &str) -> Done {
         if !self.served.load(Ordering::Relaxed) {
             return Err(
@@ -45,7 +45,7 @@ impl Operator {
         }
         let request = lock(&self.request).take();
         if let Some((request, by)) = request {
-            // Who no longer waits needs none.
+            // A requester that no longer waits needs no answer.
             let _ = by.try_send(serve(&request));
         }
     }

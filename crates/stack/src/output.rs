@@ -23,7 +23,7 @@ impl Output {
         self.sockets.load(Ordering::SeqCst)
     }
 
-    /// A queue has frames that its device does not know of.
+    /// Records that a queue has frames that its device does not know.
     pub fn ring_doorbell(&self, queue: usize) {
         self.doorbells
             .fetch_or(1 << (queue % 32), Ordering::Relaxed);
@@ -35,7 +35,7 @@ impl Output {
         self.sockets() > 0 || self.is_held_up()
     }
 
-    /// True while frames wait that a device did not take.
+    /// Returns true while frames wait that a device did not accept.
     pub fn is_held_up(&self) -> bool {
         self.doorbells.load(Ordering::Relaxed) != 0
     }

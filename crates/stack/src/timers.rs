@@ -13,14 +13,13 @@ use crate::lock::{Mutex, lock, rank};
 /// [`Timers::next`] when no timer is armed.
 const NEVER: u64 = u64::MAX;
 
-/// Most timers that are seen to in one go: the others' turn comes after a look
-/// at the frames.
+/// Most timers handled in one go; the others follow after frames were processed.
 const BATCH: usize = 256;
 
 /// All timers of a stack.
 pub struct Timers {
     state: Mutex<State, rank::Leaf>,
-    /// Nanoseconds, for those who look without the lock.
+    /// Nanoseconds, readable without the lock.
     next: AtomicU64,
 }
 
@@ -28,9 +27,9 @@ pub struct Timers {
 struct State {
     wheel: Wheel,
     owners: Slab<Arc<dyn Endpoint>>,
-    /// Expired, and not seen to yet.
+    /// Expired, and not handled yet.
     late: Vec<u32>,
-    /// Where [`Timers::some`] goes on.
+    /// The position at which [`Timers::some`] continues.
     hand: usize,
 }
 
@@ -44,7 +43,7 @@ impl Default for Timers {
 }
 
 impl Timers {
-    /// A timer that is not armed, and its owner, which is made with its number.
+    /// Adds an unarmed timer and its owner, which is created with its number.
     pub fn add<E: Endpoint + 'static>(&self, make: impl FnOnce(u32) -> Arc<E>) -> Arc<E> {
         let mut state = lock(&self.state);
         let entry = state.owners.vacant_entry();
@@ -53,8 +52,8 @@ impl Timers {
         owner
     }
 
-    /// Disarms a timer and forgets its owner. One that has expired already may
-    /// be taken for the next owner's, who must look whether it is its time.
+    /// Disarms a timer and forgets its owner. If it has expired already, the next owner
+    /// may be called for it, and must check whether it is its time.
     pub fn remove(&self, timer: u32) {
         let forgotten = {
             let mut state = lock(&self.state);
@@ -64,14 +63,14 @@ impl Timers {
         drop(forgotten);
     }
 
-    /// Disarms a timer, which stays its owner's.
+    /// Disarms a timer, which its owner keeps.
     pub fn disarm(&self, timer: u32) {
         let mut state = lock(&self.state);
         state.wheel.cancel(timer);
         self.publish(&state);
     }
 
-    /// Arms a timer, or moves it. True when somebody must look earlier now than
+    /// Arms a timer, or moves it. Returns true when a thread must now check earlier than
     /// before.
     pub fn arm(&self, timer: u32, deadline: Duration) -> bool {
         let mut state = lock(&self.state);
@@ -92,7 +91,7 @@ impl Timers {
         self.next.store(next, Ordering::Release);
     }
 
-    /// Time until somebody must look; zero once it has expired.
+    /// Returns the time until a thread must check; zero once a timer has expired.
     pub fn next(&self, now: Duration) -> Option<Duration> {
         match self.next.load(Ordering::Acquire) {
             NEVER => None,
@@ -100,7 +99,7 @@ impl Timers {
         }
     }
 
-    /// Takes timers that have expired into `due`, a batch of them.
+    /// Moves expired timers into `due`, at most a batch.
     pub fn expire(&self, now: Duration, due: &mut Vec<Arc<dyn Endpoint>>) {
         if self.next(now).is_none_or(|left| !left.is_zero()) {
             return;
@@ -126,7 +125,7 @@ impl Timers {
         self.publish(&state);
     }
 
-    /// The owners of up to `count` timers, other ones each time.
+    /// Returns the owners of up to `count` timers, different ones each time.
     pub fn some(&self, count: usize) -> Vec<Arc<dyn Endpoint>> {
         let mut state = lock(&self.state);
         let mut found = Vec::new();
@@ -142,7 +141,7 @@ impl Timers {
         found
     }
 
-    /// Timers that are armed, or late.
+    /// Returns the number of timers that are armed, or late.
     pub fn armed(&self) -> usize {
         let state = lock(&self.state);
         state.wheel.len() + state.late.len()

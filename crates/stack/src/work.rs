@@ -43,7 +43,7 @@ impl Core {
         let mut takes = false;
         for (number, queue) in self.receiver.queues.iter().enumerate() {
             if queues & (1 << (number % 32)) != 0 {
-                // A device that is down keeps its frames; timers send again.
+                // A device that is down keeps its frames; timers retransmit.
                 let flushed = lock(&queue.transmitter).flush().unwrap_or_default();
                 if flushed.left > 0 {
                     output.ring_doorbell(number);
@@ -84,7 +84,7 @@ impl Core {
         if !self.is_late(now) {
             return;
         }
-        // An acknowledgment that has waited may make a timer void.
+        // An acknowledgment that has waited may cancel a timer.
         self.take_waiting();
         let mut due = Vec::new();
         self.timers.expire(now, &mut due);
@@ -97,7 +97,7 @@ impl Core {
     /// their owners.
     pub fn take_waiting(&self) {
         if self.receiver.architecture.has_threads() {
-            // Theirs to receive.
+            // Its threads receive them.
             return;
         }
         for queue in &self.receiver.queues {
@@ -109,14 +109,14 @@ impl Core {
         }
     }
 
-    /// Arms a timer, or moves it. A thread that sleeps in the stack does not know of it.
+    /// Arms a timer, or moves it. A thread that sleeps in the stack is not notified.
     pub fn arm(&self, timer: u32, due: Duration) {
         if self.timers.arm(timer, due) {
             self.helper.wake();
         }
     }
 
-    /// Time until a timer expires.
+    /// Returns the time until a timer expires.
     pub fn next_timer(&self, now: Duration) -> Option<Duration> {
         self.timers.next(now)
     }

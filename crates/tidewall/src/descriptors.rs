@@ -61,7 +61,7 @@ impl Descriptors {
     /// Opens a TCP listener.
     ///
     /// # Errors
-    /// EMFILE before anything is bound; what [`TcpListener::bind_with`] reports.
+    /// EMFILE before anything is bound; those of [`TcpListener::bind_with`].
     pub fn listen(
         &self,
         address: SocketAddr,
@@ -78,7 +78,7 @@ impl Descriptors {
     /// Opens a UDP socket bound to an address.
     ///
     /// # Errors
-    /// EMFILE before anything is bound; what [`UdpSocket::bind_with`] reports.
+    /// EMFILE before anything is bound; those of [`UdpSocket::bind_with`].
     pub fn bind(&self, address: SocketAddr, how: BindOptions, flags: Flags) -> io::Result<i32> {
         let bind = || {
             let socket = UdpSocket::bind_with(&self.stack, address, how)?;
@@ -87,13 +87,13 @@ impl Descriptors {
         self.table.open_made(flags, bind).map(|(fd, ())| fd)
     }
 
-    /// Opens a TCP connection. With [`Flags::NONBLOCK`] it returns at once; the
-    /// descriptor becomes writable when the connection is there or has failed, and
-    /// [`Descriptors::take_error`] says which.
+    /// Opens a TCP connection. With [`Flags::NONBLOCK`] it returns at once. The
+    /// descriptor becomes writable when the connection is established or has failed, and
+    /// [`Descriptors::take_error`] reports which.
     ///
     /// # Errors
-    /// EMFILE before anything is sent; what [`TcpStream::connect`] and
-    /// [`TcpStream::connect_nonblocking`] report.
+    /// EMFILE before anything is sent; those of [`TcpStream::connect`] and
+    /// [`TcpStream::connect_nonblocking`].
     pub fn connect(&self, address: SocketAddr, flags: Flags) -> io::Result<i32> {
         let connect = || {
             let stack = &self.stack;
@@ -107,22 +107,22 @@ impl Descriptors {
         self.table.open_made(flags, connect).map(|(fd, ())| fd)
     }
 
-    /// Accepts a connection: its descriptor, and the peer's address if it is an
+    /// Accepts a connection. Returns its descriptor, and the peer's address if it is an
     /// internet one. The flags are the new descriptor's; nothing is inherited.
     ///
     /// # Errors
-    /// EMFILE before a connection is taken; EAGAIN, EINTR; EINVAL for a stream,
-    /// EOPNOTSUPP for a datagram socket, ENOTSOCK; what the kernel reports.
+    /// EMFILE before a connection is accepted; EAGAIN, EINTR; EINVAL for a stream,
+    /// EOPNOTSUPP for a datagram socket, ENOTSOCK; the kernel's errors.
     pub fn accept4(&self, fd: i32, flags: Flags) -> io::Result<(i32, Option<SocketAddr>)> {
         let listener = self.file(fd)?;
         self.table.open_made(flags, || listener.accept())
     }
 
-    /// Connects an open socket: a datagram socket's peer, or a socket of the
-    /// kernel's.
+    /// Connects an open socket: sets a datagram socket's peer, or connects a kernel
+    /// socket.
     ///
     /// # Errors
-    /// As [`OpenFile::connect`].
+    /// Those of [`OpenFile::connect`].
     pub fn connect_to(&self, fd: i32, peer: SocketAddr) -> io::Result<()> {
         self.file(fd)?.connect(peer)
     }
@@ -169,7 +169,7 @@ impl Descriptors {
         self.recvfrom(fd, buffer, flags).map(|(length, _)| length)
     }
 
-    /// Receives with flags; of a datagram also who sent it.
+    /// Receives with flags; for a datagram, also returns the sender.
     ///
     /// # Errors
     /// As [`OpenFile::receive`].
@@ -222,7 +222,7 @@ impl Descriptors {
         self.file(fd)?.take_error()
     }
 
-    /// The local address, if it is an internet one.
+    /// Returns the local address, if it is an internet one.
     ///
     /// # Errors
     /// As [`OpenFile::local_address`].
@@ -230,7 +230,7 @@ impl Descriptors {
         self.file(fd)?.local_address()
     }
 
-    /// The peer's address, if it is an internet one.
+    /// Returns the peer's address, if it is an internet one.
     ///
     /// # Errors
     /// As [`OpenFile::peer_address`].
@@ -238,7 +238,7 @@ impl Descriptors {
         self.file(fd)?.peer_address()
     }
 
-    /// Whether calls on the open file return EAGAIN instead of waiting.
+    /// Reports whether calls on the open file return EAGAIN when they would block.
     ///
     /// # Errors
     /// EBADF.
@@ -246,7 +246,7 @@ impl Descriptors {
         self.file(fd)?.is_nonblocking()
     }
 
-    /// Makes calls on the open file return EAGAIN instead of waiting, whichever
+    /// Makes calls on the open file return EAGAIN when they would block, whichever
     /// descriptor they use.
     ///
     /// # Errors

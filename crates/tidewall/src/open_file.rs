@@ -1,4 +1,4 @@
-//! Open files: what descriptors name.
+//! Open files, which descriptors name.
 
 use std::borrow::Cow;
 use std::io::{self, IoSlice, IoSliceMut};
@@ -26,33 +26,33 @@ use tidewall_stack::StackHandle;
 use tidewall_stack::core::Core;
 use tidewall_stack::kernel_calls::{self, internet};
 
-/// Pieces of one call at most (Linux's UIO_MAXIOV).
+/// Most buffers of one call (Linux's UIO_MAXIOV).
 const PIECES_MAX: usize = 1024;
 
-/// What a descriptor names: Linux's open file description. Descriptors made of
-/// one another share it, O_NONBLOCK included, and so do a parent and its child;
-/// it is closed when the last of them is closed and no call is inside.
+/// The object that a descriptor names: Linux's open file description. Duplicated
+/// descriptors share it, O_NONBLOCK included, and so do a parent and its child. It is
+/// closed when the last of them is closed and no call uses it.
 ///
-/// An `Arc` of it is its identity: as long as anybody holds one, or a `Weak`, no
-/// other open file is at its address, whatever becomes of the number.
+/// An `Arc` of it is its identity. While any `Arc` or `Weak` of it exists, no other open
+/// file is at its address, whatever becomes of the descriptor.
 ///
 /// Each call fails as Linux's does on a file of the kind. None raises SIGPIPE. It is an
-/// enum because options and the like are the kind's own.
+/// enum because options and the like differ by kind.
 #[non_exhaustive]
 pub enum OpenFile {
-    /// A TCP connection; of frames, too ([`TcpStream::is_framed`]).
+    /// A TCP connection, also one of frames ([`TcpStream::is_framed`]).
     Stream(TcpStream),
     /// A TCP listener.
     Listener(TcpListener),
     /// A UDP socket.
     Datagram(UdpSocket),
-    /// A virtual circuit, permanent or of a call.
+    /// A virtual circuit, permanent or by a call.
     #[cfg(feature = "atm")]
     Circuit(AtmSocket),
     /// A listener for calls.
     #[cfg(feature = "atm")]
     CircuitListener(AtmListener),
-    /// A descriptor of the kernel's, of any kind.
+    /// A kernel descriptor of any kind.
     Kernel(KernelFile),
     /// An epoll set.
     Epoll(EpollSet),
@@ -137,7 +137,7 @@ fn error<V>(errno: i32) -> io::Result<V> {
     Err(io::Error::from_raw_os_error(errno))
 }
 
-/// EINVAL for more pieces than Linux takes.
+/// Returns EINVAL for more buffers than Linux accepts.
 fn check_pieces<T>(pieces: &[T]) -> io::Result<()> {
     if pieces.len() > PIECES_MAX {
         return error(libc::EINVAL);
@@ -145,7 +145,7 @@ fn check_pieces<T>(pieces: &[T]) -> io::Result<()> {
     Ok(())
 }
 
-/// EOPNOTSUPP for flags that have no meaning here.
+/// Returns EOPNOTSUPP for flags that have no meaning here.
 fn check_flags(flags: i32, known: i32) -> io::Result<()> {
     if flags & !(known | MSG_DONTWAIT | MSG_NOSIGNAL) != 0 {
         return error(libc::EOPNOTSUPP);
@@ -153,7 +153,7 @@ fn check_flags(flags: i32, known: i32) -> io::Result<()> {
     Ok(())
 }
 
-/// The bytes of all pieces; those of one piece where they are.
+/// Returns the bytes of all pieces; those of a single piece without a copy.
 fn joined<'a>(buffers: &'a [IoSlice<'_>]) -> Cow<'a, [u8]> {
     match buffers {
         [one] => Cow::Borrowed(one),
@@ -183,10 +183,10 @@ impl OpenFile {
         }
     }
 
-    /// `recvmsg`: as [`OpenFile::read`], and who sent it, if it is a datagram.
-    /// `flags`: MSG_DONTWAIT, MSG_NOSIGNAL; of a stream MSG_PEEK (the first buffer
-    /// alone), MSG_WAITALL and MSG_TRUNC; of a datagram MSG_PEEK and MSG_TRUNC; for the kernel's what it
-    /// knows.
+    /// `recvmsg`: as [`OpenFile::read`], and returns the sender of a datagram. `flags`:
+    /// MSG_DONTWAIT, MSG_NOSIGNAL; for a stream MSG_PEEK (the first buffer alone), MSG_WAITALL
+    /// and MSG_TRUNC; for a datagram MSG_PEEK and MSG_TRUNC; for kernel files any that the
+    /// kernel accepts.
     ///
     /// # Errors
     /// As [`OpenFile::read`]; ENOTSOCK; EOPNOTSUPP for other flags.
@@ -257,10 +257,10 @@ impl OpenFile {
         }
     }
 
-    /// `sendmsg`: as [`OpenFile::write`], a datagram to an address if there is
-    /// one; a stream ignores it, as Linux's. `flags`: MSG_NOSIGNAL; of a stream
-    /// or a circuit MSG_DONTWAIT; of a stream MSG_MORE, MSG_EOR, MSG_ZEROCOPY; for the
-    /// kernel's what it knows.
+    /// `sendmsg`: as [`OpenFile::write`]. A datagram goes to the address if there is one;
+    /// a stream ignores it, as on Linux. `flags`: MSG_NOSIGNAL; for a stream or a circuit
+    /// MSG_DONTWAIT; for a stream MSG_MORE, MSG_EOR, MSG_ZEROCOPY; for kernel files any
+    /// that the kernel accepts.
     ///
     /// # Errors
     /// As [`OpenFile::write`]; ENOTSOCK; EOPNOTSUPP for other flags; what
@@ -303,8 +303,7 @@ impl OpenFile {
 
     // ---- Connections --------------------------------------------------------
 
-    /// Accepts a connection, and says whose it is if the peer has an internet
-    /// address.
+    /// Accepts a connection; returns the peer's address if it is an internet one.
     ///
     /// # Errors
     /// EINVAL for a stream, EOPNOTSUPP for a datagram socket, ENOTSOCK; what
@@ -332,8 +331,8 @@ impl OpenFile {
         }
     }
 
-    /// Connects what is open already: a datagram socket's peer, or a socket of
-    /// the kernel's.
+    /// Connects an open socket: sets a datagram socket's peer, or connects a kernel
+    /// socket.
     ///
     /// # Errors
     /// EISCONN for a stream or a listener; ENOTSOCK; what
@@ -352,9 +351,9 @@ impl OpenFile {
     /// Closes one half of a connection, or both.
     ///
     /// # Errors
-    /// ENOTCONN, also for a datagram socket without a peer, which is shut all the
-    /// same, as by Linux, and for a listener a second time
-    /// ([`TcpListener::shutdown`]); ENOTSOCK.
+    /// ENOTCONN. It is also reported for a datagram socket without a peer, which is shut
+    /// all the same, as by Linux, and for a listener that was shut down before
+    /// ([`TcpListener::shutdown`]). ENOTSOCK.
     pub fn shutdown(&self, how: Shutdown) -> io::Result<()> {
         match self {
             OpenFile::Stream(stream) => stream.shutdown(how),
@@ -429,10 +428,10 @@ impl OpenFile {
 
     // ---- Status -------------------------------------------------------------
 
-    /// Whether calls return EAGAIN instead of waiting (O_NONBLOCK).
+    /// Reports whether calls return EAGAIN when they would block (O_NONBLOCK).
     ///
     /// # Errors
-    /// What the kernel reports of its own.
+    /// The kernel's own errors.
     pub fn is_nonblocking(&self) -> io::Result<bool> {
         match self {
             OpenFile::Stream(stream) => Ok(stream.is_nonblocking()),
@@ -443,16 +442,16 @@ impl OpenFile {
             #[cfg(feature = "atm")]
             OpenFile::CircuitListener(listener) => Ok(listener.is_nonblocking()),
             OpenFile::Kernel(fd) => Ok(fcntl_getfl(fd)?.contains(OFlags::NONBLOCK)),
-            // A flag without a meaning there.
+            // The flag has no meaning for an epoll set.
             OpenFile::Epoll(_) => Ok(false),
         }
     }
 
-    /// Makes calls return EAGAIN instead of waiting, or wait again, for every
+    /// Makes calls return EAGAIN when they would block, or block again, for every
     /// descriptor that names this open file.
     ///
     /// # Errors
-    /// What the kernel reports of its own.
+    /// The kernel's own errors.
     pub fn set_nonblocking(&self, nonblocking: bool) -> io::Result<()> {
         match self {
             OpenFile::Stream(stream) => stream.set_nonblocking(nonblocking),
@@ -469,7 +468,7 @@ impl OpenFile {
 }
 
 impl OpenFile {
-    /// What of it contexts poll.
+    /// Returns the part that contexts poll.
     fn polled(&self) -> &dyn File {
         match self {
             OpenFile::Stream(stream) => stream,
@@ -521,7 +520,7 @@ impl TableFile for OpenFile {
     }
 }
 
-/// MSG_WAITALL beside what [`TcpStream::receive_pieces`] knows.
+/// MSG_WAITALL, beside the flags that [`TcpStream::receive_pieces`] supports.
 fn receive_stream(
     stream: &TcpStream,
     buffers: &mut [IoSliceMut<'_>],
@@ -540,7 +539,7 @@ fn receive_stream(
                     filled += length;
                     received += length;
                 }
-                // What came is not lost to an error: that is the next call's.
+                // Received data is not lost to an error: the next call reports it.
                 Err(_) if received > 0 => return Ok(received),
                 Err(error) => return Err(error),
             }

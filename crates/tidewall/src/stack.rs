@@ -245,9 +245,9 @@ impl Stack {
     }
 
     #[cfg(feature = "atm")]
-    /// Makes the interface one of ATM, whose circuits lead to `next_hop`, a neighbour on its
-    /// link: another stack, a switch of cells, a router. Frames go to its link address,
-    /// which is looked for as that of any neighbour. Circuits that are open go there from
+    /// Makes the interface an ATM interface whose circuits lead to `next_hop`, a neighbour
+    /// on its link: another stack, a cell switch, or a router. Frames go to its link
+    /// address, which is resolved like that of any neighbour. Open circuits lead there from
     /// now on, too.
     ///
     /// # Errors

@@ -117,7 +117,7 @@ struct Port {
     unanswered: usize,
 }
 
-/// See the module's documentation.
+/// See the module documentation.
 #[derive(Debug)]
 pub struct Exchange {
     ports: Vec<Option<Port>>,

@@ -34,7 +34,7 @@ macro_rules! bodies {
 pub(super) use bodies;
 
 bodies! {
-    /// Nothing.
+    /// No events.
     Empty {}
 
     /// How to join.

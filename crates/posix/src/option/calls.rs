@@ -13,12 +13,12 @@ use crate::socket::{Socket, stream_of};
 use crate::{Errno, Posix, Result, TcpInfo, errno, lock};
 
 impl Posix {
-    /// `setsockopt(2)`, with Linux's constants and layouts: those options that
-    /// listeners and streams have; of a connection of the kernel's, all of the kernel's.
+    /// `setsockopt(2)`, with Linux's constants and layouts. Supports the options of
+    /// listeners and streams; for a kernel connection, all of the kernel's.
     ///
     /// # Errors
-    /// EINVAL for a value out of range or too short, ENOPROTOOPT for any other
-    /// option, ENOENT for an algorithm that the engine has not.
+    /// EINVAL for a value out of range or too short, ENOPROTOOPT for any other option,
+    /// ENOENT for an algorithm that the engine lacks.
     pub fn setsockopt(&self, fd: i32, level: i32, option: i32, value: &[u8]) -> Result<()> {
         let file = self.file(fd)?;
         let socket = self.socket_of(fd)?;
@@ -68,7 +68,7 @@ impl Posix {
         }
     }
 
-    /// `getsockopt(2)`: the value in Linux's layout, all of it.
+    /// `getsockopt(2)`: returns the full value in Linux's layout.
     ///
     /// # Errors
     /// ENOPROTOOPT for an unknown option, EOPNOTSUPP for an unknown level.
@@ -100,7 +100,7 @@ impl Posix {
             level,
             libc::SOL_SOCKET | libc::IPPROTO_TCP | libc::IPPROTO_IP | libc::IPPROTO_IPV6
         );
-        // A level that nobody has; setting there is ENOPROTOOPT.
+        // An unknown level; setting an option there is ENOPROTOOPT.
         let unknown = match is_level {
             true => Errno(libc::ENOPROTOOPT),
             false => Errno(libc::EOPNOTSUPP),
@@ -119,7 +119,7 @@ impl Posix {
         }
     }
 
-    /// The options of a socket that are read and never set.
+    /// Returns an option that is read and never set.
     fn fact(
         &self,
         fd: i32,
@@ -154,12 +154,14 @@ impl Posix {
         Some(Ok(value.to_ne_bytes().to_vec()))
     }
 
-    /// How long a call that receives or accepts waits (SO_RCVTIMEO); `None` for ever.
+    /// Returns how long a call that receives or accepts waits (SO_RCVTIMEO); `None` means
+    /// forever.
     pub fn read_timeout(&self, fd: i32) -> Option<Duration> {
         self.timeout(fd, libc::SO_RCVTIMEO, |options| options.read_timeout)
     }
 
-    /// How long a call that sends or connects waits (SO_SNDTIMEO); `None` for ever.
+    /// Returns how long a call that sends or connects waits (SO_SNDTIMEO); `None` means
+    /// forever.
     pub fn write_timeout(&self, fd: i32) -> Option<Duration> {
         self.timeout(fd, libc::SO_SNDTIMEO, |options| options.write_timeout)
     }
@@ -182,8 +184,8 @@ impl Posix {
     /// `TCP_INFO`.
     ///
     /// # Errors
-    /// ENOTSOCK; ENOPROTOOPT for a connection of the kernel's, whose bytes
-    /// [`Posix::getsockopt`] has.
+    /// ENOTSOCK; ENOPROTOOPT for a kernel connection, for which [`Posix::getsockopt`]
+    /// returns the bytes.
     pub fn tcp_info(&self, fd: i32) -> Result<TcpInfo> {
         let socket = self.socket_of(fd)?;
         let options = lock(&socket.state).options.clone();
@@ -206,7 +208,7 @@ impl Posix {
     }
 }
 
-/// `SO_MEMINFO`: memory in use and its limits, as far as the engine counts.
+/// Returns `SO_MEMINFO`: memory in use and its limits, as far as the engine counts them.
 fn memory_info(stream: Option<&TcpStream>) -> Vec<u8> {
     let mut fields = [0u32; 9];
     if let Some(info) = stream.and_then(TcpStream::info) {

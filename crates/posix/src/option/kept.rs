@@ -1,17 +1,19 @@
-//! Options that change nothing of a connection of the stack's, and that programs set all the
-//! same, some of each that they accept (Erlang SO_PRIORITY): they are kept, and read back.
+//! Options that change nothing about a connection of the stack. Programs set them all the
+//! same, some on each accepted connection (Erlang SO_PRIORITY). They are stored and read
+//! back.
 
 use super::table::{TABLE, Values, place_of};
 use super::{between, int};
 use crate::{Errno, Result};
 
-/// What was set of them, by their places in the table; few are set of any socket.
+/// The values that were set, keyed by table row. Few are set on any socket.
 #[derive(Clone, Default, PartialEq)]
 pub(crate) struct Kept(Vec<(u8, i32)>);
 
 impl Kept {
     /// # Errors
-    /// EINVAL for a value that Linux refuses, ENOPROTOOPT for one that no stack's socket has.
+    /// EINVAL for a value that Linux refuses, ENOPROTOOPT for one that no socket of the stack
+    /// supports.
     pub(crate) fn set(&mut self, place: usize, values: Values, value: &[u8]) -> Result<()> {
         let place = place as u8;
         let value = match (values, int(value)?) {
@@ -26,17 +28,18 @@ impl Kept {
         Ok(())
     }
 
-    /// Whether something was set that no connection has of its listener.
+    /// Reports whether an option was set that connections do not inherit from their
+    /// listener.
     pub(crate) fn is_only_the_listeners(&self) -> bool {
         self.0.iter().any(|known| is_priority(known.0))
     }
 
-    /// Leaves a connection what it has of its listener.
+    /// Keeps only what a connection inherits from its listener.
     pub(crate) fn inherit(&mut self) {
         self.0.retain(|known| !is_priority(known.0));
     }
 
-    /// What is read back.
+    /// Returns the value that is read back.
     pub(crate) fn get(&self, which: (i32, i32)) -> i32 {
         let place = place_of(which).map(|place| place as u8);
         let known = self.0.iter().find(|known| Some(known.0) == place);
@@ -44,13 +47,13 @@ impl Kept {
     }
 }
 
-/// SO_PRIORITY, of which each connection has its own.
+/// SO_PRIORITY, which each connection sets for itself.
 fn is_priority(place: u8) -> bool {
     let row = TABLE.get(usize::from(place));
     row.is_some_and(|row| row.which == (libc::SOL_SOCKET, libc::SO_PRIORITY))
 }
 
-/// What a socket has of which nothing was set.
+/// Returns the value of an option that was not set.
 fn default_of(which: (i32, i32)) -> i32 {
     match which {
         (libc::SOL_SOCKET, libc::SO_RCVLOWAT) => 1,

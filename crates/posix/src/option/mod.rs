@@ -1,4 +1,4 @@
-//! The options of a socket, and what its connections begin with.
+//! The options of a socket, and the options that its connections inherit.
 
 mod calls;
 mod kept;
@@ -18,7 +18,7 @@ use kept::Kept;
 pub(crate) use set::{between, int, set, timeval};
 pub(crate) use table::{Carry, TABLE, place_of};
 
-/// `linux/tcp.h`, where the libc crate lacks them.
+/// Constants of `linux/tcp.h` that the libc crate lacks.
 mod name {
     pub(super) const TCP_NOTSENT_LOWAT: i32 = 25;
     pub(super) const TCP_FASTOPEN_KEY: i32 = 33;
@@ -30,7 +30,7 @@ mod name {
     /// Flags of SO_BUF_LOCK (socket(7), Linux 5.14): buffers whose sizes have been set.
     pub(super) const SOCK_SNDBUF_LOCK: i32 = 1;
     pub(super) const SOCK_RCVBUF_LOCK: i32 = 2;
-    /// The length of a congestion control's name (`TCP_CA_NAME_MAX`).
+    /// The length of a congestion control algorithm's name (`TCP_CA_NAME_MAX`).
     pub(super) const CONGESTION_NAME: usize = 16;
 }
 
@@ -39,14 +39,15 @@ pub(crate) const SYSCTL_FAST_OPEN_CLIENT: u32 = 1;
 const SYSCTL_FAST_OPEN_SERVER: u32 = 2;
 pub(crate) const SYSCTL_FAST_OPEN_NO_COOKIE: u32 = 4;
 const SYSCTL_FAST_OPEN_SERVER_NO_COOKIE: u32 = 0x200;
-/// Every listener has it, with its backlog for a queue.
+/// Enables Fast Open on every listener, with its backlog as the queue length.
 const SYSCTL_FAST_OPEN_EVERY_LISTENER: u32 = 0x400;
 
-/// The options of a socket: what its connections begin with, and what is read back.
+/// The options of a socket: the values that its connections inherit, and those that are
+/// read back.
 ///
-/// In place are those that receiving looks at, those that programs set on each connection, and
-/// those that no connection has of its listener. The others are one memory for a listener and all
-/// that it has accepted, until one of them is set.
+/// Stored in place are the options that receiving reads, those that programs set on each
+/// connection, and those that connections do not inherit. A listener and all connections that it
+/// has accepted share one allocation for the others, until one of them is set.
 #[derive(Clone, Default)]
 pub(crate) struct Options {
     rare: Arc<Rare>,
@@ -54,21 +55,21 @@ pub(crate) struct Options {
     keepalive_on: bool,
     nodelay: bool,
     cork: bool,
-    /// Without `TCP_QUICKACK`, which sockets begin with.
+    /// `TCP_QUICKACK` is off; sockets begin with it on.
     delayed_ack: bool,
     /// `TCP_INQ`.
     pub(crate) inquires: bool,
     /// `SOF_TIMESTAMPING_…`
     pub(crate) timestamping: u32,
     pub(crate) stamps: Stamps,
-    /// `TCP_DEFER_ACCEPT`, as the timeouts of an answer to a SYN.
+    /// `TCP_DEFER_ACCEPT`, in timeouts of a SYN-ACK.
     defer_accept: u8,
     pub(crate) backlog: u32,
     /// `TCP_FASTOPEN`.
     fast_open_queue: Option<u32>,
 }
 
-/// The control message with the time at which data came: of SO_TIMESTAMP or SO_TIMESTAMPNS.
+/// The control message that carries the arrival time: SO_TIMESTAMP or SO_TIMESTAMPNS.
 #[derive(Clone, Copy, Default, PartialEq, Eq)]
 pub(crate) enum Stamps {
     #[default]
@@ -80,7 +81,7 @@ pub(crate) enum Stamps {
 /// See [`Options`].
 #[derive(Clone, Default, PartialEq)]
 pub(crate) struct Rare {
-    /// Without those that are in [`Options`].
+    /// Without the options that [`Options`] holds in place.
     stream: StreamOptions,
     pub(crate) reuse_address: bool,
     pub(crate) only_v6: bool,
@@ -133,7 +134,7 @@ impl Options {
         }
     }
 
-    /// Changes what it may share with others.
+    /// Changes options that may be shared with other sockets, copying them first if so.
     fn change<R>(&mut self, change: impl FnOnce(&mut Rare) -> Result<R>) -> Result<R> {
         let mut rare = Rare::clone(&self.rare);
         let changed = change(&mut rare)?;
@@ -143,7 +144,7 @@ impl Options {
         Ok(changed)
     }
 
-    /// SO_RCVTIMEO of what is no stream.
+    /// Sets SO_RCVTIMEO of a socket that is not a stream.
     pub(crate) fn set_read_timeout(&mut self, timeout: Option<Duration>) -> Result<()> {
         self.change(|rare| {
             rare.read_timeout = timeout;
@@ -151,7 +152,7 @@ impl Options {
         })
     }
 
-    /// What connections begin with.
+    /// Initial parameters of connections.
     pub(crate) fn stream_options(&self) -> StreamOptions {
         let KeepaliveSeconds {
             idle,
@@ -173,8 +174,8 @@ impl Options {
         }
     }
 
-    /// Times that a stream is to note: SO_TIMESTAMPING's flags, and the one that the other
-    /// two options need.
+    /// Timestamps that a stream records: SO_TIMESTAMPING's flags, and the one that the
+    /// other two options need.
     fn timestamping_flags(&self) -> u32 {
         match self.stamps {
             Stamps::None => self.timestamping,
@@ -187,7 +188,7 @@ impl Options {
         Arc::make_mut(&mut self.rare).stream.framing = Framing::Acp;
     }
 
-    /// What a listener is given.
+    /// Returns the configuration of a listener.
     pub(crate) fn listen(&self, sysctl: &Sysctl) -> ListenOptions {
         let has = |flag| sysctl.fast_open & flag != 0;
         let queue = match self.fast_open_queue {
@@ -212,7 +213,7 @@ impl Options {
         }
     }
 
-    /// Those of an accepted connection.
+    /// Returns the options of an accepted connection.
     pub(crate) fn inherited(&self) -> Self {
         let mut own = Self {
             backlog: 0,
@@ -228,8 +229,8 @@ impl Options {
         own
     }
 
-    /// Gives a new stream what it does not begin with. What a stream refuses it has not,
-    /// as one of the kernel's zero copy.
+    /// Sets the options that a new stream does not begin with. An option that a stream
+    /// refuses stays unset, for example zero copy on a kernel stream.
     pub(crate) fn begin(&self, stream: &TcpStream, posix: &Posix) {
         for row in &TABLE {
             if let (Some(begins), Some(apply)) = (row.begins, row.apply)
@@ -253,7 +254,7 @@ mod tests {
         Arc::ptr_eq(&one.options.rare, &other.options.rare)
     }
 
-    /// Bytes of an idle connection beside the stack's.
+    /// Bytes per idle connection, beyond those of the stack.
     #[test]
     fn connections_share_what_their_program_does_not_set_of_each() {
         let file = kernel_socket(libc::AF_INET, libc::SOCK_STREAM).unwrap();
@@ -266,7 +267,7 @@ mod tests {
         let mut listener = State::default();
         set(&mut listener, lingers, &[1, 5]).unwrap();
         let mut connection = listener.accepted();
-        // What redis, nginx and haproxy set.
+        // The options that redis, nginx and haproxy set.
         for which in [
             (libc::IPPROTO_TCP, libc::TCP_NODELAY),
             (libc::IPPROTO_TCP, libc::TCP_QUICKACK),
@@ -293,7 +294,8 @@ mod tests {
         assert!(size_of::<Socket>() <= 120, "{}", size_of::<Socket>());
     }
 
-    /// An option that `set` knew and the table did not would be lost when a socket comes here.
+    /// An option that `set` supports and the table lacks would be lost when the stack adopts a
+    /// socket.
     #[test]
     fn each_option_of_the_table_is_set_or_kept_and_read() {
         for (place, row) in TABLE.into_iter().enumerate() {
@@ -301,7 +303,7 @@ mod tests {
             assert_eq!(place_of(which), Some(place), "twice: {which:?}");
             let file = OpenFile::from(kernel_socket(libc::AF_INET6, libc::SOCK_STREAM).unwrap());
             let mut state = State::default();
-            // As long as any: a name of an algorithm, a key, a time.
+            // As long as any value: an algorithm's name, a key, a time.
             let values = [vec![1, 0, 0, 0], vec![1; 16], b"reno".to_vec(), vec![0; 16]];
             let results = values.map(|value| set(&mut state, &file, true, which, &value));
             assert!(results.iter().any(Result::is_ok), "{which:?}: {results:?}");

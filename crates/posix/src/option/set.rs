@@ -1,4 +1,4 @@
-//! Options as they are set: values in Linux's layouts.
+//! Parsing and setting options: values in Linux's layouts.
 
 use std::time::Duration;
 
@@ -9,14 +9,14 @@ use super::table::{Given, TABLE, Treatment, place_of};
 use crate::socket::State;
 use crate::{Errno, Result};
 
-/// The least send and receive buffers that Linux sets (`SOCK_MIN_SNDBUF`,
+/// The smallest send and receive buffers that Linux sets (`SOCK_MIN_SNDBUF`,
 /// `SOCK_MIN_RCVBUF`).
 pub(super) const SEND_BUFFER_MIN: u32 = 4608;
 pub(super) const RECEIVE_BUFFER_MIN: u32 = 2304;
-/// `net.core.wmem_max`, above Linux's default: a program gets what it asks for.
+/// `net.core.wmem_max`, above Linux's default, so a program gets the size it requests.
 const BUFFER_MAX: u32 = 1 << 26;
 
-/// An option's value as an int. One byte is enough for the IP options.
+/// Parses an option's value as an int. One byte is enough for the IP options.
 pub(crate) fn int(value: &[u8]) -> Result<i32> {
     match value {
         [a, b, c, d, ..] => Ok(i32::from_ne_bytes([*a, *b, *c, *d])),
@@ -33,8 +33,8 @@ pub(crate) fn between(value: i32, least: i32, most: i32) -> Result<u32> {
     }
 }
 
-/// `SO_SNDBUF` and `SO_RCVBUF` as the engine takes them: Linux doubles what is asked
-/// and takes half of that for data.
+/// Converts `SO_SNDBUF` and `SO_RCVBUF` for the engine. Linux doubles the requested size
+/// and uses half of that for data.
 pub(super) fn buffer(value: i32, least: u32) -> u32 {
     let bytes = u32::try_from(value).unwrap_or(u32::MAX).min(BUFFER_MAX);
     bytes.max(least / 2)
@@ -48,7 +48,7 @@ pub(super) fn milliseconds(value: i32) -> Result<Option<Duration>> {
     }
 }
 
-/// `struct timeval` of SO_RCVTIMEO and SO_SNDTIMEO; zero is no timeout.
+/// Parses `struct timeval` of SO_RCVTIMEO and SO_SNDTIMEO; zero means no timeout.
 pub(crate) fn timeval(value: &[u8]) -> Result<Option<Duration>> {
     let (seconds, micros) = value.split_first_chunk::<8>().ok_or(Errno::INVAL)?;
     let micros = micros.first_chunk::<8>().ok_or(Errno::INVAL)?;
@@ -67,7 +67,7 @@ pub(super) fn timeval_bytes(time: Option<Duration>) -> Vec<u8> {
     [(time.as_secs() as i64).to_ne_bytes(), micros.to_ne_bytes()].concat()
 }
 
-/// `TCP_FASTOPEN_KEY`: one key, or two.
+/// Parses `TCP_FASTOPEN_KEY`: one key, or two.
 pub(super) fn keys_of(value: &[u8]) -> Result<FastOpenKeys> {
     let (primary, backup) = match value.as_chunks::<16>() {
         ([primary], []) => (*primary, None),
@@ -77,7 +77,7 @@ pub(super) fn keys_of(value: &[u8]) -> Result<FastOpenKeys> {
     Ok(FastOpenKeys { primary, backup })
 }
 
-/// `TCP_CONGESTION`: a name, which may end with a zero byte.
+/// Parses `TCP_CONGESTION`: a name, which may end with a zero byte.
 pub(super) fn congestion_of(value: &[u8]) -> Result<Congestion> {
     let name = value.split(|&byte| byte == 0).next().unwrap_or_default();
     let known = core::str::from_utf8(name).ok();
@@ -85,7 +85,7 @@ pub(super) fn congestion_of(value: &[u8]) -> Result<Congestion> {
     known.ok_or(Errno(libc::ENOENT))
 }
 
-/// Changes an option.
+/// Sets an option.
 pub(crate) fn set(
     state: &mut State,
     file: &OpenFile,
@@ -110,7 +110,7 @@ pub(crate) fn set(
                 value,
             },
         ),
-        // Of a listener the socket that holds its port has them.
+        // For a listener, the kernel socket that holds its port has these.
         Treatment::Kept(_) if matches!(file, OpenFile::Listener(_)) => {
             Err(Errno(libc::ENOPROTOOPT))
         }

@@ -1,5 +1,6 @@
-//! The options of TCP sockets, each once. From this table come `setsockopt`, `getsockopt`, what a
-//! connection is given, what it begins with, and what is carried into the stack.
+//! The options of TCP sockets, each in one row. This table drives `setsockopt` and `getsockopt`,
+//! the options that a connection inherits or sets at its start, and those that are carried into
+//! the stack.
 
 use std::io;
 use std::time::Duration;
@@ -16,15 +17,15 @@ use super::{Options, Rare, Stamps};
 use crate::datagram::{HOPS, hops_of};
 use crate::{Errno, Posix, Result, errno, message};
 
-/// Argument of `setsockopt`.
+/// Arguments of `setsockopt`.
 pub(crate) struct Given<'a> {
     pub(crate) file: &'a OpenFile,
-    /// `tcp_fastopen` lets clients use Fast Open.
+    /// `tcp_fastopen` allows clients to use Fast Open.
     pub(crate) fast_client: bool,
     pub(crate) value: &'a [u8],
 }
 
-/// Socket that `getsockopt` asks.
+/// The socket that `getsockopt` queries.
 pub(crate) struct Asked<'a> {
     pub(crate) options: &'a Options,
     pub(crate) stream: Option<&'a TcpStream>,
@@ -50,48 +51,50 @@ impl From<Value> for Vec<u8> {
     }
 }
 
-/// What becomes of an option's value.
+/// How the stack treats an option's value.
 #[derive(Clone, Copy)]
 pub(crate) enum Treatment {
-    /// It changes what the stack does.
+    /// Changes how the stack behaves.
     Applied { set: Set, get: Get },
-    /// It changes nothing here, and is read back.
+    /// Changes nothing here; the value is read back.
     Kept(Values),
 }
 
-/// The values that Linux takes for an option.
+/// The values that Linux accepts for an option.
 #[derive(Clone, Copy)]
 pub(crate) enum Values {
     /// Any int.
     Any,
-    /// Zero or not.
+    /// Zero or nonzero.
     Flag,
-    /// From the first to the last (EINVAL).
+    /// From the first to the last; others are EINVAL.
     Between(i32, i32),
-    /// One, which Linux makes of zero, too. A socket that asks for more is no stack's.
+    /// One, to which Linux also rounds zero up. A socket that requests more stays with
+    /// the kernel.
     One,
 }
 
-/// When a socket's own value is taken over as it comes to the stack.
+/// When the stack carries over a socket's own value as it adopts the socket.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Carry {
-    /// Where it is not the default.
+    /// If it differs from the default.
     Changed,
-    /// Half of it, where the kernel says that it was set: a bit of SO_BUF_LOCK.
+    /// Half of it, if the kernel reports that it was set: a bit of SO_BUF_LOCK.
     Locked(i32),
-    /// Never: it is of a connection that is there, and none begins with it.
+    /// Never: it describes an existing connection, and no connection begins with it.
     Never,
 }
 
-/// An option: its level and name, and what becomes of it.
+/// An option: its level and name, and how its value is treated.
 #[derive(Clone, Copy)]
 pub(crate) struct Row {
     pub(crate) which: (i32, i32),
     pub(crate) treatment: Treatment,
     pub(crate) carry: Carry,
-    /// Gives it to a stream that is there.
+    /// Applies it to an existing stream.
     pub(crate) apply: Option<Apply>,
-    /// Whether a new stream is given it, where [`StreamOptions`] has no place for it.
+    /// Reports whether it is applied to a new stream, for options that [`StreamOptions`]
+    /// lacks.
     pub(crate) begins: Option<fn(&Options) -> bool>,
 }
 
@@ -141,7 +144,7 @@ fn is_on(given: &Given<'_>) -> Result<bool> {
     Ok(int(given.value)? != 0)
 }
 
-/// Zero or one.
+/// Parses zero or one.
 fn bit(given: &Given<'_>) -> Result<bool> {
     Ok(between(int(given.value)?, 0, 1)? != 0)
 }
@@ -197,7 +200,7 @@ fn set_hops(options: &mut Options, given: &Given<'_>) -> Result<()> {
     })
 }
 
-/// Changes one of those that connections share.
+/// Changes one of the options that connections share.
 fn rare(options: &mut Options, change: impl FnOnce(&mut Rare)) -> Result<()> {
     options.change(|rare| {
         change(rare);
@@ -205,14 +208,14 @@ fn rare(options: &mut Options, change: impl FnOnce(&mut Rare)) -> Result<()> {
     })
 }
 
-/// Other names by which a program with a capability sets options of the table, and none reads
+/// Other names by which a privileged program sets options of the table; no program reads
 /// them. Everything else that needs the capability is allowed.
 const FORCED: [((i32, i32), (i32, i32)); 2] = [
     ((SOCKET, libc::SO_SNDBUFFORCE), (SOCKET, libc::SO_SNDBUF)),
     ((SOCKET, libc::SO_RCVBUFFORCE), (SOCKET, libc::SO_RCVBUF)),
 ];
 
-/// All of them; those that programs set of each connection come first.
+/// All options. Those that programs set on each connection come first.
 pub(crate) const TABLE: [Row; 61] = [
     applied(
         TCP,
@@ -347,7 +350,8 @@ pub(crate) const TABLE: [Row; 61] = [
             rare(options, |rare| rare.stream.send_buffer = Some(bytes))
         },
         |asked| {
-            // Bytes of memory, of which half holds data; what grows by itself is shown as it is.
+            // In bytes of memory, of which half holds data. A size that grows automatically is
+            // reported as it is.
             let growing = || {
                 asked
                     .stream
@@ -399,7 +403,7 @@ pub(crate) const TABLE: [Row; 61] = [
             options.timestamping = flags;
             Ok(())
         },
-        // struct so_timestamping: the flags, and no clock of hardware.
+        // struct so_timestamping: the flags, and no hardware clock.
         |asked| {
             let flags = asked.options.timestamping.to_ne_bytes();
             Ok(Bytes([flags, [0; 4]].concat()))
@@ -500,7 +504,8 @@ pub(crate) const TABLE: [Row; 61] = [
         TCP,
         libc::TCP_LINGER2,
         |options, given| {
-            // Zero is the kernel parameter's; below, FIN-WAIT-2 does not last.
+            // Zero selects the kernel parameter's value; below zero, FIN-WAIT-2 does not
+            // last.
             let seconds = int(given.value)?;
             let time = Duration::from_secs(u64::try_from(seconds).unwrap_or(0));
             rare(options, |rare| {
@@ -632,7 +637,7 @@ pub(crate) const TABLE: [Row; 61] = [
         },
         |asked| Ok(Int(defer_accept::seconds_of(asked.options.defer_accept))),
     ),
-    // The window is bounded by the receive buffer, so this bounds both.
+    // The receive buffer bounds the window, so this bounds both.
     applied(
         TCP,
         libc::TCP_WINDOW_CLAMP,
@@ -668,7 +673,7 @@ pub(crate) const TABLE: [Row; 61] = [
         IPV6,
         libc::IPV6_V6ONLY,
         |options, given| {
-            // A socket that is bound has its family.
+            // A bound socket's family is fixed.
             if !matches!(given.file, OpenFile::Kernel(_)) {
                 return Err(Errno::INVAL);
             }
@@ -677,49 +682,49 @@ pub(crate) const TABLE: [Row; 61] = [
         },
         |asked| flag(asked.options.only_v6),
     ),
-    // Of queueing disciplines, which the stack's frames do not pass. After IP_TOS, which sets it.
+    // For queueing disciplines, which the stack's frames bypass. After IP_TOS, which sets it.
     kept(SOCKET, libc::SO_PRIORITY, Any),
-    // Urgent data is in line whatever is asked for (RFC 6093).
+    // Urgent data is always delivered in line (RFC 6093).
     kept(SOCKET, libc::SO_OOBINLINE, Flag),
     kept(SOCKET, libc::SO_RCVLOWAT, One),
-    // Of datagrams, and of sockets that are bound.
+    // For datagrams, and for bound sockets.
     kept(SOCKET, libc::SO_BROADCAST, Flag),
     kept(SOCKET, libc::SO_REUSEPORT, Flag),
     kept(IP, libc::IP_BIND_ADDRESS_NO_PORT, Flag),
     kept(IP, libc::IP_FREEBIND, Flag),
-    // The stack's routes and its polling are its own.
+    // The stack routes and polls by its own rules.
     kept(SOCKET, libc::SO_DONTROUTE, Flag),
     kept(SOCKET, libc::SO_BUSY_POLL, Between(0, i32::MAX)),
     kept(SOCKET, SO_PREFER_BUSY_POLL, Flag),
     kept(SOCKET, libc::SO_INCOMING_CPU, Any),
-    // It sends no segment that is too large, and does not fragment.
+    // The stack sends no segment that is too large, and does not fragment.
     kept(IP, libc::IP_MTU_DISCOVER, Between(0, 5)),
     kept(IPV6, libc::IPV6_MTU_DISCOVER, Between(0, 5)),
     kept(IPV6, libc::IPV6_DONTFRAG, Flag),
-    // What has failed, and how, the connection's own error says.
+    // The connection's own error reports the failure and its cause.
     kept(IP, libc::IP_RECVERR, Flag),
     kept(IPV6, libc::IPV6_RECVERR, Flag),
     kept(SOCKET, libc::SO_SELECT_ERR_QUEUE, Flag),
-    // Of control messages, which no stream has (but by IP_PKTOPTIONS).
+    // For control messages, which no stream has (except by IP_PKTOPTIONS).
     kept(IP, libc::IP_PKTINFO, Flag),
     kept(IP, libc::IP_RECVTTL, Flag),
     kept(IP, libc::IP_RECVTOS, Flag),
     kept(IPV6, libc::IPV6_RECVPKTINFO, Flag),
     kept(IPV6, libc::IPV6_RECVHOPLIMIT, Flag),
     kept(IPV6, libc::IPV6_RECVTCLASS, Flag),
-    // Its recovery is RACK's (RFC 8985), with or without.
+    // Recovery is RACK's (RFC 8985), with or without it.
     kept(TCP, libc::TCP_THIN_LINEAR_TIMEOUTS, Between(0, 1)),
     kept(TCP, libc::TCP_THIN_DUPACK, Between(0, 1)),
 ];
 
-/// The place of the option in the table that `setsockopt` sets.
+/// Returns the table row of the option that `setsockopt` sets.
 pub(crate) fn place_of(which: (i32, i32)) -> Option<usize> {
     let forced = FORCED.iter().find(|it| it.0 == which);
     let which = forced.map_or(which, |it| it.1);
     TABLE.iter().position(|row| row.which == which)
 }
 
-/// The option that `getsockopt` asks for.
+/// Returns the row of the option that `getsockopt` queries.
 pub(crate) fn row_of(which: (i32, i32)) -> Option<&'static Row> {
     const ROWS: &[Row] = &TABLE;
     ROWS.iter().find(|row| row.which == which)

@@ -1,4 +1,4 @@
-//! Two processes with a stack each, on a link in memory.
+//! Two processes with one stack each, on a link in memory.
 
 use std::net::{IpAddr, Ipv4Addr};
 use std::time::Instant;
@@ -10,10 +10,10 @@ use tidewall_wire::ethernet::MacAddress;
 
 /// The client's address.
 pub const CLIENT: Ipv4Addr = Ipv4Addr::new(10, 0, 0, 1);
-/// The server's.
+/// The server's address.
 pub const SERVER: Ipv4Addr = Ipv4Addr::new(10, 0, 0, 2);
 
-/// A client's process and a server's.
+/// A client process and a server process.
 pub fn processes() -> (Posix, Posix) {
     let start = Instant::now();
     let (_, a, b) = pair_on_clock(LinkConfig::default(), move || start.elapsed()).unwrap();

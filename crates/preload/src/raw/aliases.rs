@@ -1,4 +1,4 @@
-//! Other names that the C library has for functions taken here.
+//! Other names of C library functions that are replaced here.
 
 use std::ffi::{c_char, c_int, c_uint, c_void};
 
@@ -11,7 +11,7 @@ macro_rules! aliases {
     ($(fn $name:ident($($argument:ident: $type:ty),* $(,)?) -> $result:ty = $function:path;)*) => {$(
         #[unsafe(no_mangle)]
         unsafe extern "C-unwind" fn $name($($argument: $type),*) -> $result {
-            // SAFETY: the caller's, of the same function.
+            // SAFETY: guaranteed by the caller, for the same function.
             unsafe { $function($($argument),*) }
         }
     )*};

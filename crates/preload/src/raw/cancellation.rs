@@ -1,5 +1,5 @@
-//! Threads that others cancel (pthreads(7)): calls of the stack's are points of cancellation
-//! as the C library's are, before they begin and while they wait. Inside the stack nobody is
+//! Thread cancellation (pthreads(7)). Calls of the stack are cancellation points as those of
+//! the C library are: before they begin and while they wait. Inside the stack no thread is
 //! cancelled: the locks that it holds would be held for ever.
 
 use std::cell::OnceCell;
@@ -26,11 +26,12 @@ const DISABLE: c_int = 1;
 struct Thread {
     id: pthread_t,
     sleep: Interrupter,
-    /// It is to be cancelled, and has not looked yet.
+    /// A cancellation is pending, and the thread has not checked yet.
     is_asked: AtomicBool,
 }
 
-/// Some thread has been cancelled: from then on it costs something that one may be.
+/// Some thread has been cancelled. Only from then on do checks for cancellation cost
+/// anything.
 static CANCELS: AtomicBool = AtomicBool::new(false);
 
 static THREADS: Mutex<Vec<Arc<Thread>>> = Mutex::new(Vec::new());
@@ -39,7 +40,7 @@ fn threads() -> MutexGuard<'static, Vec<Arc<Thread>>> {
     THREADS.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// This thread's place among them.
+/// This thread's entry in the list.
 struct Place(OnceCell<Option<Arc<Thread>>>);
 
 thread_local! {
@@ -48,7 +49,7 @@ thread_local! {
 
 impl Drop for Place {
     fn drop(&mut self) {
-        // Of a forked child's parent the lock may be held for ever.
+        // In a forked child, a thread of the parent may hold the lock for ever.
         if let Some(Some(own)) = self.0.get()
             && process::posix().is_some()
         {
@@ -62,7 +63,7 @@ fn enter() -> Option<Arc<Thread>> {
         let thread = Arc::new(Thread {
             // SAFETY: names the calling thread.
             id: unsafe { libc::pthread_self() },
-            // Who has no number left for it cannot wait either.
+            // A thread for which no descriptor is left cannot wait either.
             sleep: Interrupter::of_this_thread().ok()?,
             is_asked: AtomicBool::new(false),
         });
@@ -71,7 +72,7 @@ fn enter() -> Option<Arc<Thread>> {
     })
 }
 
-/// Whether this thread is to be cancelled.
+/// Reports whether this thread is to be cancelled.
 pub(super) fn is_asked() -> bool {
     let own = |place: &Place| {
         let own = place.0.get().and_then(Option::as_ref);
@@ -80,8 +81,8 @@ pub(super) fn is_asked() -> bool {
     PLACE.try_with(own).unwrap_or(false)
 }
 
-/// Does not return where the thread is to be cancelled. From now on that ends its sleeps in the
-/// stack, if the call `sleeps`.
+/// Does not return if the thread is to be cancelled. Otherwise, from now on a cancellation ends
+/// its sleeps in the stack, if the call `sleeps`.
 pub(crate) fn test(sleeps: impl FnOnce() -> bool) {
     let _ = PLACE.try_with(|place| {
         if place.0.get().is_none() && sleeps() {
@@ -89,13 +90,13 @@ pub(crate) fn test(sleeps: impl FnOnce() -> bool) {
         }
     });
     if CANCELS.load(Ordering::Acquire) {
-        // SAFETY: unwinds, through frames that may be.
+        // SAFETY: unwinds through frames that permit it.
         unsafe { pthread_testcancel() };
     }
 }
 
-/// Makes a call of the stack's, unless the thread is cancelled before or meanwhile: then it
-/// does not return. One that may not be cancelled goes on with it. `sleeps`: whether the call may.
+/// Makes a call of the stack, and does not return if the thread is cancelled before or
+/// meanwhile. A call that may not be cancelled continues. `sleeps`: whether the call may sleep.
 pub(super) fn point<T>(
     sleeps: impl Fn() -> bool,
     mut call: impl FnMut() -> Result<T>,
@@ -115,18 +116,18 @@ pub(super) fn point<T>(
     }
 }
 
-/// From now on nobody cancels this thread; what was before, for [`allow`].
+/// Disables cancellation of this thread; returns the previous state, for [`allow`].
 pub(crate) fn forbid() -> Option<c_int> {
     if !CANCELS.load(Ordering::Relaxed) {
         return None;
     }
     let mut before = 0;
-    // SAFETY: of the calling thread, and a place for an int.
+    // SAFETY: concerns the calling thread, with a place for an int.
     unsafe { pthread_setcancelstate(DISABLE, &raw mut before) };
     Some(before)
 }
 
-/// As it was before [`forbid`].
+/// Restores the state before [`forbid`].
 pub(crate) fn allow(before: Option<c_int>) {
     if let Some(before) = before {
         let mut old = 0;
@@ -137,9 +138,10 @@ pub(crate) fn allow(before: Option<c_int>) {
 
 #[unsafe(no_mangle)]
 unsafe extern "C-unwind" fn pthread_cancel(thread: pthread_t) -> c_int {
-    // What a thread that is inside already calls there again and again is no point of it.
+    // A thread already inside the stack may repeat such calls; for it they are no
+    // cancellation points.
     CANCELS.store(true, Ordering::Release);
-    // SAFETY: the caller's.
+    // SAFETY: guaranteed by the caller.
     let result = unsafe { originals::pthread_cancel(thread) };
     if result == 0 && process::posix().is_some() {
         inside(|| {

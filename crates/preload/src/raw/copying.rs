@@ -9,11 +9,11 @@ use tidewall_posix::{Errno, Result};
 use super::{answer, originals};
 use crate::process::{inside, ours};
 
-/// What is read of a file at a time.
+/// Bytes of a file that are read at a time.
 const PIECE: usize = 64 * 1024;
 
 thread_local! {
-    /// A thread's buffer for file contents. The memory of a new buffer would be zeroed, and
+    /// A per-thread buffer for file contents. A new buffer's memory would be zeroed, and
     /// come from the kernel, for each call.
     static BUFFER: Cell<Vec<u8>> = const { Cell::new(Vec::new()) };
 }
@@ -26,11 +26,11 @@ pub(super) unsafe extern "C-unwind" fn sendfile(
     count: usize,
 ) -> ssize_t {
     match (ours(to), ours(from)) {
-        // SAFETY: the caller's.
+        // SAFETY: guaranteed by the caller.
         (None, None) => unsafe { originals::sendfile(to, from, offset, count) },
-        // SAFETY: the caller's.
+        // SAFETY: guaranteed by the caller.
         (Some(_), None) => answer(send_file(to, from, unsafe { offset.as_mut() }, count)),
-        // As of any socket: its pages are not to be had.
+        // As for any socket: its pages are not accessible.
         _ => answer::<usize>(Err(Errno(libc::EINVAL))),
     }
 }
@@ -46,7 +46,7 @@ unsafe extern "C-unwind" fn sendfile64(
     unsafe { sendfile(to, from, offset, count) }
 }
 
-/// True of a socket whose calls wait.
+/// Returns true for a socket in blocking mode.
 fn waits(fd: c_int) -> bool {
     ours(fd).is_some_and(|posix| {
         let nonblocking = inside(|| posix.descriptors().is_nonblocking(fd));
@@ -82,7 +82,7 @@ fn send_file(to: c_int, from: c_int, offset: Option<&mut off_t>, count: usize) -
                 sent += went;
                 continue;
             }
-            // The socket may make the caller wait, or a disk may.
+            // The socket may block the caller, or a disk may.
             Err(Errno(libc::EAGAIN)) if sent > 0 && !waits(to) => break,
             Err(Errno(libc::EAGAIN | libc::EOPNOTSUPP)) => {}
             Err(error) => {
@@ -91,7 +91,7 @@ fn send_file(to: c_int, from: c_int, offset: Option<&mut off_t>, count: usize) -
             }
         }
         if buffer.is_empty() {
-            // A thread that is ending has lost it, and allocates.
+            // A thread that is ending has lost its buffer, and allocates one.
             buffer = BUFFER.try_with(Cell::take).unwrap_or_default();
         }
         buffer.resize(buffer.len().max(want), 0);
@@ -147,9 +147,9 @@ pub(super) unsafe extern "C-unwind" fn splice(
     flags: c_uint,
 ) -> ssize_t {
     if ours(from).is_some() || ours(to).is_some() {
-        // As of a file that cannot be spliced: who asks copies then.
+        // As for a file that cannot be spliced: the caller then copies.
         return answer::<usize>(Err(Errno(libc::EINVAL)));
     }
-    // SAFETY: the caller's.
+    // SAFETY: guaranteed by the caller.
     unsafe { originals::splice(from, from_offset, to, to_offset, length, flags) }
 }

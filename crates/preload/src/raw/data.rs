@@ -34,8 +34,8 @@ fn receive(
     })
 }
 
-/// The stack, if what is sent by the number is its: of a connected datagram socket the
-/// first is the sign of attention.
+/// Returns the stack if it owns the sending descriptor. On a connected datagram socket,
+/// the first send is the sign of attention.
 #[inline]
 fn sending(fd: c_int) -> Option<&'static Posix> {
     match candidates::kind(fd) {
@@ -44,7 +44,7 @@ fn sending(fd: c_int) -> Option<&'static Posix> {
     }
 }
 
-/// Sends what the caller has of a file.
+/// Sends bytes of a file that the caller has read.
 pub(super) fn transmit_bytes(fd: c_int, bytes: &[u8], flags: c_int) -> Result<usize> {
     let posix = ours(fd).ok_or(Errno(libc::EBADF))?;
     sent(posix, fd, &[IoSlice::new(bytes)], flags, None)
@@ -84,7 +84,7 @@ fn sent(
     let sent = restarting(posix, fd, Posix::write_timeout, || {
         posix.sendmsg(fd, buffers, flags, to)
     });
-    // Of datagrams Linux says it without a signal.
+    // Datagram sockets on Linux report this without a signal.
     if flags & libc::MSG_NOSIGNAL == 0 && !is_datagrams(posix, fd) {
         signal_broken_pipe(&sent);
     }
@@ -93,25 +93,25 @@ fn sent(
 
 fn signal_broken_pipe(sent: &Result<usize>) {
     if *sent == Err(Errno(libc::EPIPE)) {
-        // SAFETY: sends the calling thread a signal.
+        // SAFETY: sends a signal to the calling thread.
         unsafe { libc::pthread_kill(libc::pthread_self(), libc::SIGPIPE) };
     }
 }
 
-/// What an element of a vector is to be: memory, or nothing of no length.
+/// Checks a vector: each element must be memory, or null with length zero.
 ///
 /// # Errors
-/// EINVAL for more elements than there may be, and a length that is negative to the kernel,
-/// EFAULT for one of no memory.
+/// EINVAL for too many elements, or for a length that the kernel takes for negative; EFAULT
+/// for a null element with a length.
 ///
 /// # Safety
-/// As readv(2) has its vector.
+/// The vector is as readv(2) requires.
 unsafe fn checked<'a>(vector: *const iovec, count: usize) -> Result<(&'a [iovec], bool)> {
     let vector = match (count, vector.is_null()) {
         (0, _) => &[],
         (VECTOR_MAX.., _) if count > VECTOR_MAX => return Err(Errno(libc::EINVAL)),
         (_, true) => return Err(Errno(libc::EFAULT)),
-        // SAFETY: the caller's.
+        // SAFETY: guaranteed by the caller.
         _ => unsafe { slice::from_raw_parts(vector, count) },
     };
     let mut gaps = false;
@@ -128,48 +128,50 @@ unsafe fn checked<'a>(vector: *const iovec, count: usize) -> Result<(&'a [iovec]
 }
 
 /// # Safety
-/// As readv(2) has it.
+/// The arguments are as readv(2) requires.
 unsafe fn places<'a>(
     vector: *const iovec,
     count: usize,
     kept: &'a mut Vec<IoSliceMut<'a>>,
 ) -> Result<&'a mut [IoSliceMut<'a>]> {
-    // SAFETY: the caller's.
+    // SAFETY: guaranteed by the caller.
     let (elements, gaps) = unsafe { checked(vector, count) }?;
     if !gaps {
-        // SAFETY: the caller's; an IoSliceMut is an iovec, none of which is null.
+        // SAFETY: guaranteed by the caller; an IoSliceMut is an iovec, none of which is
+        // null.
         return Ok(unsafe {
             slice::from_raw_parts_mut(elements.as_ptr().cast_mut().cast(), count)
         });
     }
     let present = elements.iter().filter(|it| !it.iov_base.is_null());
-    // SAFETY: the caller's.
+    // SAFETY: guaranteed by the caller.
     let place = |it: &iovec| unsafe { slice::from_raw_parts_mut(it.iov_base.cast(), it.iov_len) };
     kept.extend(present.map(|it| IoSliceMut::new(place(it))));
     Ok(kept)
 }
 
 /// # Safety
-/// As writev(2) has it.
+/// The arguments are as writev(2) requires.
 unsafe fn pieces<'a>(
     vector: *const iovec,
     count: usize,
     kept: &'a mut Vec<IoSlice<'a>>,
 ) -> Result<&'a [IoSlice<'a>]> {
-    // SAFETY: the caller's.
+    // SAFETY: guaranteed by the caller.
     let (elements, gaps) = unsafe { checked(vector, count) }?;
     if !gaps {
-        // SAFETY: the caller's; an IoSlice is an iovec, none of which is null.
+        // SAFETY: guaranteed by the caller; an IoSlice is an iovec, none of which is
+        // null.
         return Ok(unsafe { slice::from_raw_parts(elements.as_ptr().cast(), count) });
     }
     let present = elements.iter().filter(|it| !it.iov_base.is_null());
-    // SAFETY: the caller's.
+    // SAFETY: guaranteed by the caller.
     let piece = |it: &iovec| unsafe { slice::from_raw_parts(it.iov_base.cast(), it.iov_len) };
     kept.extend(present.map(|it| IoSlice::new(piece(it))));
     Ok(kept)
 }
 
-/// The vector of a message may not be as long as it says.
+/// Reports an error for a message's vector that is too long.
 fn of_message<T>(vector: Result<T>, count: usize) -> Result<T> {
     match count {
         0..=VECTOR_MAX => vector,
@@ -177,7 +179,7 @@ fn of_message<T>(vector: Result<T>, count: usize) -> Result<T> {
     }
 }
 
-/// The length of a message's address.
+/// Checks the length of a message's address.
 fn check_name(header: &msghdr) -> Result<()> {
     match header.msg_name.is_null() {
         true => Ok(()),
@@ -186,7 +188,7 @@ fn check_name(header: &msghdr) -> Result<()> {
 }
 
 fn elements(count: c_int) -> usize {
-    // A negative one is too many.
+    // A negative count is too many.
     usize::try_from(count).unwrap_or(usize::MAX)
 }
 
@@ -197,11 +199,11 @@ pub(super) unsafe extern "C-unwind" fn read(
     length: usize,
 ) -> ssize_t {
     match attended(fd) {
-        // Nothing is received by it, as `recv` would.
+        // Nothing is received by it, unlike `recv`.
         Some(_) if length == 0 => 0,
-        // SAFETY: the caller's.
+        // SAFETY: guaranteed by the caller.
         Some(posix) => unsafe { receive_into(posix, fd, buffer, length, 0) },
-        // SAFETY: the caller's.
+        // SAFETY: guaranteed by the caller.
         None => unsafe { originals::read(fd, buffer, length) },
     }
 }
@@ -214,15 +216,15 @@ pub(super) unsafe extern "C-unwind" fn recv(
     flags: c_int,
 ) -> ssize_t {
     match attended(fd) {
-        // SAFETY: the caller's.
+        // SAFETY: guaranteed by the caller.
         Some(posix) => unsafe { receive_into(posix, fd, buffer, length, flags) },
-        // SAFETY: the caller's.
+        // SAFETY: guaranteed by the caller.
         None => unsafe { originals::recv(fd, buffer, length, flags) },
     }
 }
 
 /// # Safety
-/// As recv(2) has it.
+/// The arguments are as recv(2) requires.
 unsafe fn receive_into(
     posix: &Posix,
     fd: c_int,
@@ -231,10 +233,10 @@ unsafe fn receive_into(
     flags: c_int,
 ) -> ssize_t {
     let mut first = [0];
-    // SAFETY: the caller's.
+    // SAFETY: guaranteed by the caller.
     let (place, flags) = match unsafe { room(buffer, length) } {
         Ok(place) => (place, flags),
-        // Nothing is taken, and the end needs no memory.
+        // Nothing is consumed, and the end of stream needs no memory.
         Err(_) => (&mut first[..], flags | libc::MSG_PEEK),
     };
     let received = receive(posix, fd, Ok(&mut [IoSliceMut::new(place)]), flags);
@@ -252,16 +254,16 @@ pub(super) unsafe extern "C-unwind" fn readv(
 ) -> ssize_t {
     match attended(fd) {
         Some(posix) => {
-            // SAFETY: the caller's.
+            // SAFETY: guaranteed by the caller.
             answer(unsafe { read_vector(posix, fd, vector, count, 0) })
         }
-        // SAFETY: the caller's.
+        // SAFETY: guaranteed by the caller.
         None => unsafe { originals::readv(fd, vector, count) },
     }
 }
 
 /// # Safety
-/// As readv(2) has it.
+/// The arguments are as readv(2) requires.
 unsafe fn read_vector(
     posix: &Posix,
     fd: c_int,
@@ -270,7 +272,7 @@ unsafe fn read_vector(
     flags: c_int,
 ) -> Result<usize> {
     let mut kept = Vec::new();
-    // SAFETY: the caller's.
+    // SAFETY: guaranteed by the caller.
     let places = unsafe { places(vector, elements(count), &mut kept) }?;
     if places.iter().all(|place| place.is_empty()) {
         return Ok(0);
@@ -279,7 +281,7 @@ unsafe fn read_vector(
 }
 
 /// # Safety
-/// As writev(2) has it.
+/// The arguments are as writev(2) requires.
 unsafe fn write_vector(
     posix: &Posix,
     fd: c_int,
@@ -288,7 +290,7 @@ unsafe fn write_vector(
     flags: c_int,
 ) -> isize {
     let mut kept = Vec::new();
-    // SAFETY: the caller's.
+    // SAFETY: guaranteed by the caller.
     match unsafe { pieces(vector, elements(count), &mut kept) } {
         Ok(pieces) if pieces.iter().all(|piece| piece.is_empty()) => 0,
         pieces => transmit(posix, fd, pieces, flags, None),
@@ -305,18 +307,18 @@ pub(super) unsafe extern "C-unwind" fn recvfrom(
     from_length: *mut socklen_t,
 ) -> ssize_t {
     let Some(posix) = attended(fd) else {
-        // SAFETY: the caller's.
+        // SAFETY: guaranteed by the caller.
         return unsafe { originals::recvfrom(fd, buffer, length, flags, from, from_length) };
     };
-    // SAFETY: the caller's.
+    // SAFETY: guaranteed by the caller.
     let place = unsafe { room(buffer, length) };
     let received =
         place.and_then(|place| receive(posix, fd, Ok(&mut [IoSliceMut::new(place)]), flags));
     answer(received.and_then(|received| {
         match received.from {
-            // SAFETY: the caller's.
+            // SAFETY: guaranteed by the caller.
             Some(address) => unsafe { put_address(address, from, from_length) }?,
-            // SAFETY: the caller's: as of a stream, nobody is named.
+            // SAFETY: guaranteed by the caller; as for a stream, no sender is reported.
             None => unsafe {
                 if !from.is_null() && !from_length.is_null() {
                     *from_length = 0;
@@ -334,9 +336,9 @@ pub(super) unsafe extern "C-unwind" fn write(
     length: usize,
 ) -> ssize_t {
     match sending(fd) {
-        // SAFETY: the caller's.
+        // SAFETY: guaranteed by the caller.
         Some(posix) => unsafe { transmit_from(posix, fd, buffer, length, 0, None) },
-        // SAFETY: the caller's.
+        // SAFETY: guaranteed by the caller.
         None => unsafe { originals::write(fd, buffer, length) },
     }
 }
@@ -349,9 +351,9 @@ pub(super) unsafe extern "C-unwind" fn send(
     flags: c_int,
 ) -> ssize_t {
     match sending(fd) {
-        // SAFETY: the caller's.
+        // SAFETY: guaranteed by the caller.
         Some(posix) => unsafe { transmit_from(posix, fd, buffer, length, flags, None) },
-        // SAFETY: the caller's.
+        // SAFETY: guaranteed by the caller.
         None => unsafe { originals::send(fd, buffer, length, flags) },
     }
 }
@@ -366,27 +368,27 @@ pub(super) unsafe extern "C-unwind" fn sendto(
     to_length: socklen_t,
 ) -> ssize_t {
     match sending(fd) {
-        // SAFETY: the caller's.
+        // SAFETY: guaranteed by the caller.
         Some(posix) => match unsafe { destination(posix, fd, to, to_length) } {
-            // SAFETY: the caller's.
+            // SAFETY: guaranteed by the caller.
             Ok(to) => unsafe { transmit_from(posix, fd, buffer, length, flags, to) },
             Err(error) => answer::<usize>(Err(error)),
         },
-        // SAFETY: the caller's.
+        // SAFETY: guaranteed by the caller.
         None if is_inside() => unsafe {
             let (buffer, to) = (buffer.expose_provenance(), to.expose_provenance());
             let (fd, flags, to_length) = (fd as usize, flags as usize, to_length as usize);
             originals::syscall(libc::SYS_sendto, fd, buffer, length, flags, to, to_length) as isize
         },
-        // SAFETY: the caller's.
+        // SAFETY: guaranteed by the caller.
         None => unsafe { originals::sendto(fd, buffer, length, flags, to, to_length) },
     }
 }
 
-/// Where what is sent is to go, if the caller says it.
+/// Returns the destination of a sending call, if the caller gives one.
 ///
 /// # Safety
-/// As sendto(2) has it.
+/// The arguments are as sendto(2) requires.
 unsafe fn destination(
     posix: &Posix,
     fd: c_int,
@@ -397,7 +399,7 @@ unsafe fn destination(
         return Ok(None);
     }
     let length = length_of(length)?;
-    // SAFETY: the caller's.
+    // SAFETY: guaranteed by the caller.
     let bytes = unsafe { bytes(to.cast(), length) }?;
     match is_datagrams(posix, fd) {
         true => inside(|| posix.destination(fd, bytes)),
@@ -406,7 +408,7 @@ unsafe fn destination(
 }
 
 /// # Safety
-/// As send(2) has it.
+/// The arguments are as send(2) requires.
 unsafe fn transmit_from(
     posix: &Posix,
     fd: c_int,
@@ -415,7 +417,7 @@ unsafe fn transmit_from(
     flags: c_int,
     to: Option<SocketAddr>,
 ) -> ssize_t {
-    // SAFETY: the caller's.
+    // SAFETY: guaranteed by the caller.
     match unsafe { bytes(buffer, length) } {
         Ok(bytes) => transmit(posix, fd, Ok(&[IoSlice::new(bytes)]), flags, to),
         Err(error) => answer::<usize>(Err(error)),
@@ -429,20 +431,20 @@ pub(super) unsafe extern "C-unwind" fn writev(
     count: c_int,
 ) -> ssize_t {
     match sending(fd) {
-        // SAFETY: the caller's.
+        // SAFETY: guaranteed by the caller.
         Some(posix) => unsafe { write_vector(posix, fd, vector, count, 0) },
-        // SAFETY: the caller's.
+        // SAFETY: guaranteed by the caller.
         None => unsafe { originals::writev(fd, vector, count) },
     }
 }
 
 // ---- With an offset, which a socket has not ------------------------------------
 
-/// Flags of preadv2(2) that Linux knows of any file, of which RWF_NOWAIT means something
+/// Flags of preadv2(2) that Linux accepts for any file; only RWF_NOWAIT has an effect
 /// here.
 const RWF_KNOWN: c_int = 0x3f;
 
-/// The flags of recv(2) and send(2) that say the same.
+/// Returns the equivalent flags of recv(2) and send(2).
 fn flags_of(offset: off_t, flags: c_int) -> Result<c_int> {
     match (offset, flags & libc::RWF_NOWAIT) {
         (-1, _) if flags & !RWF_KNOWN != 0 => Err(Errno(libc::EOPNOTSUPP)),
@@ -462,12 +464,12 @@ pub(super) unsafe extern "C-unwind" fn preadv2(
     flags: c_int,
 ) -> ssize_t {
     match attended(fd) {
-        // SAFETY: the caller's.
+        // SAFETY: guaranteed by the caller.
         Some(posix) => answer(
             flags_of(offset, flags)
                 .and_then(|flags| unsafe { read_vector(posix, fd, vector, count, flags) }),
         ),
-        // SAFETY: the caller's.
+        // SAFETY: guaranteed by the caller.
         None => unsafe { originals::preadv2(fd, vector, count, offset, flags) },
     }
 }
@@ -482,18 +484,18 @@ pub(super) unsafe extern "C-unwind" fn pwritev2(
 ) -> ssize_t {
     match sending(fd) {
         Some(posix) => match flags_of(offset, flags) {
-            // SAFETY: the caller's.
+            // SAFETY: guaranteed by the caller.
             Ok(flags) => unsafe { write_vector(posix, fd, vector, count, flags) },
             Err(error) => answer::<usize>(Err(error)),
         },
-        // SAFETY: the caller's.
+        // SAFETY: guaranteed by the caller.
         None => unsafe { originals::pwritev2(fd, vector, count, offset, flags) },
     }
 }
 
 // ---- Fortified (-D_FORTIFY_SOURCE) ---------------------------------------------
 
-/// The C library's end of a program whose buffer is too short.
+/// Ends a program whose buffer is too short, as the C library does.
 fn check(length: usize, room: usize) {
     if length > room {
         // SAFETY: does not return.
@@ -509,7 +511,7 @@ unsafe extern "C-unwind" fn __read_chk(
     room: usize,
 ) -> ssize_t {
     check(length, room);
-    // SAFETY: the caller's.
+    // SAFETY: guaranteed by the caller.
     unsafe { read(fd, buffer, length) }
 }
 
@@ -522,7 +524,7 @@ unsafe extern "C-unwind" fn __recv_chk(
     flags: c_int,
 ) -> ssize_t {
     check(length, room);
-    // SAFETY: the caller's.
+    // SAFETY: guaranteed by the caller.
     unsafe { recv(fd, buffer, length, flags) }
 }
 
@@ -537,6 +539,6 @@ unsafe extern "C-unwind" fn __recvfrom_chk(
     from_length: *mut socklen_t,
 ) -> ssize_t {
     check(length, room);
-    // SAFETY: the caller's.
+    // SAFETY: guaranteed by the caller.
     unsafe { recvfrom(fd, buffer, length, flags, from, from_length) }
 }

@@ -1,8 +1,8 @@
 //! The end of the process, and of its connections with it.
 //!
-//! `_exit` may be called by a handler that has interrupted the allocator, whose locks its thread
-//! then holds for ever: what is allocated meanwhile is new memory ([`Memory`]), nothing is given
-//! back, and where another thread holds a lock of the stack while it waits for the allocator, a
+//! A handler that has interrupted the allocator may call `_exit`; its thread then holds the
+//! allocator's locks for ever. So memory allocated meanwhile is new ([`Memory`]), and none is
+//! freed. Another thread may hold a lock of the stack while it waits for the allocator; then a
 //! timer ends the process.
 
 use std::alloc::{GlobalAlloc, Layout, System};
@@ -19,18 +19,18 @@ use crate::process::{self, inside};
 
 /// The thread that ends the process (pthread_self(3)); 0 before.
 static ENDS: AtomicUsize = AtomicUsize::new(0);
-/// Its connections are closed.
+/// The connections of the process are closed.
 static CLOSED: AtomicBool = AtomicBool::new(false);
-/// What the process ends with.
+/// The exit status of the process.
 static STATUS: AtomicI32 = AtomicI32::new(0);
 
-/// Longer than the stack waits for what is unsent.
+/// Longer than the stack waits for unsent data.
 const LONGEST: Duration = Duration::from_secs(3);
-/// How long a thread that has called the stack stays there after connections were closed: exit(3)
-/// goes on to other libraries, which may wait for it.
+/// How long a thread that has called the stack stays there after connections were closed.
+/// exit(3) continues with other libraries, which may wait for that thread.
 const STAYS: Duration = Duration::from_secs(1);
 
-/// What the dynamic linker calls when the program ends.
+/// Called by the dynamic linker when the program ends.
 #[used]
 #[unsafe(link_section = ".fini_array")]
 static END: extern "C" fn() = end;
@@ -42,12 +42,12 @@ extern "C" fn end() {
     close_all();
 }
 
-/// What quick_exit(3) calls.
+/// Called by quick_exit(3).
 pub(super) extern "C" fn end_quickly(_: *mut c_void) {
     close_all();
 }
 
-/// What the kernel does to a process's connections when it ends.
+/// Closes connections as the kernel does when a process ends.
 fn close_all() {
     // A child of vfork ends alone: the stack is its parent's.
     if process::is_inside() {
@@ -61,7 +61,7 @@ fn close_all() {
             return await_other();
         }
         inside(|| {
-            // What the kernel does to a process's sockets when it exits.
+            // The kernel does the same to a process's sockets when it exits.
             let _ = posix.descriptors().close_range(0, u32::MAX, 0);
             posix.stack().linger();
         });
@@ -69,7 +69,7 @@ fn close_all() {
     }
 }
 
-/// Another thread closes them: this one ends the process afterwards.
+/// Waits while another thread closes them; this thread ends the process afterwards.
 fn await_other() {
     let begun = Instant::now();
     while !is_ending() && !CLOSED.load(Ordering::SeqCst) && begun.elapsed() < LONGEST {
@@ -82,14 +82,14 @@ fn doze() {
     unsafe { originals::poll(ptr::null_mut(), 0, 10) };
 }
 
-/// True for the thread that ends the process.
+/// Returns true for the thread that ends the process.
 fn is_ending() -> bool {
     let ends = ENDS.load(Ordering::Relaxed);
     // SAFETY: names the calling thread.
     ends != 0 && ends == unsafe { libc::pthread_self() } as usize
 }
 
-/// A call of the stack's returns: not where the process ends meanwhile, as on Linux, where threads
+/// Returns from a call of the stack, unless the process is ending: as on Linux, threads then
 /// stop at once.
 #[inline]
 pub(super) fn stay_at_end() {
@@ -121,18 +121,18 @@ pub(super) unsafe extern "C" fn _exit(status: c_int) -> ! {
         limit();
     }
     close_all();
-    // SAFETY: the caller's.
+    // SAFETY: guaranteed by the caller.
     unsafe { originals::_exit(status) };
     unreachable()
 }
 
 #[unsafe(no_mangle)]
 unsafe extern "C" fn _Exit(status: c_int) -> ! {
-    // SAFETY: the caller's.
+    // SAFETY: guaranteed by the caller.
     unsafe { _exit(status) }
 }
 
-/// The process has ended: there is no way here.
+/// Unreachable: the process has ended.
 fn unreachable() -> ! {
     loop {
         core::hint::spin_loop();
@@ -146,8 +146,8 @@ extern "C" fn time_is_over(_: c_int, _: *mut siginfo_t, _: *mut c_void) {
     unreachable()
 }
 
-/// Ends the process where closing its connections does not end. Under a filter of system calls,
-/// which may know nothing of timers, it is not limited.
+/// Ends the process if closing its connections does not finish. Under a seccomp filter, which
+/// may refuse timers, there is no limit.
 fn limit() {
     if super::sandbox::has_filter() {
         return;
@@ -166,7 +166,8 @@ fn limit() {
     let mut timer: c_int = 0;
     let clock = libc::CLOCK_MONOTONIC as usize;
     let (event, place) = ((&raw mut event) as usize, (&raw mut timer) as usize);
-    // SAFETY: values that are here; the program's own action for it has no call any more.
+    // SAFETY: values on this stack; the program's own action for the signal is no longer
+    // called.
     unsafe {
         originals::sigaction(signal, &raw const action, ptr::null_mut());
         let made = originals::syscall(libc::SYS_timer_create, clock, event, place, 0, 0, 0);
@@ -181,24 +182,24 @@ fn limit() {
 
 // ---- Memory at the end ---------------------------------------------------------
 
-/// Bytes that the thread that ends the process may allocate. What it does not touch takes none.
+/// Bytes that the thread that ends the process may allocate. Untouched pages take no memory.
 const LAST: usize = 1 << 28;
-/// Where they are, and the next that is free; 0 before.
+/// The start of that memory, and the next free byte; 0 before.
 static FIRST: AtomicUsize = AtomicUsize::new(0);
 static NEXT: AtomicUsize = AtomicUsize::new(0);
 
-/// The C library's memory, which the thread that ends the process leaves as it is.
+/// The C library's memory, which the thread that ends the process leaves alone.
 struct Memory;
 
 #[global_allocator]
 static MEMORY: Memory = Memory;
 
-// SAFETY: as the system's; what the last thread allocates is new, and never given back.
+// SAFETY: as the system's; the last thread's allocations are new memory, and never freed.
 unsafe impl GlobalAlloc for Memory {
     #[inline]
     unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
         match ENDS.load(Ordering::Relaxed) {
-            // SAFETY: the caller's.
+            // SAFETY: guaranteed by the caller.
             0 => unsafe { System.alloc(layout) },
             _ => at_end(layout),
         }
@@ -207,7 +208,7 @@ unsafe impl GlobalAlloc for Memory {
     #[inline]
     unsafe fn dealloc(&self, place: *mut u8, layout: Layout) {
         if ENDS.load(Ordering::Relaxed) == 0 {
-            // SAFETY: the caller's.
+            // SAFETY: guaranteed by the caller.
             unsafe { System.dealloc(place, layout) };
         }
     }
@@ -215,20 +216,20 @@ unsafe impl GlobalAlloc for Memory {
     #[inline]
     unsafe fn realloc(&self, place: *mut u8, layout: Layout, size: usize) -> *mut u8 {
         if ENDS.load(Ordering::Relaxed) == 0 {
-            // SAFETY: the caller's.
+            // SAFETY: guaranteed by the caller.
             return unsafe { System.realloc(place, layout, size) };
         }
-        // SAFETY: the caller's: such a size has this alignment.
+        // SAFETY: guaranteed by the caller: such a size has this alignment.
         let new = unsafe { self.alloc(Layout::from_size_align_unchecked(size, layout.align())) };
         if !new.is_null() {
-            // SAFETY: two places, of which each has as many bytes.
+            // SAFETY: two separate places of at least that many bytes.
             unsafe { ptr::copy_nonoverlapping(place, new, size.min(layout.size())) };
         }
         new
     }
 }
 
-/// The system's memory, for other threads than the last.
+/// The system's memory, for all threads but the last.
 #[cold]
 fn at_end(layout: Layout) -> *mut u8 {
     match is_ending().then(|| last(layout)).flatten() {
@@ -238,7 +239,7 @@ fn at_end(layout: Layout) -> *mut u8 {
     }
 }
 
-/// `None` where there is none: the system may have some.
+/// Returns `None` if none is left: the system may have some.
 fn last(layout: Layout) -> Option<*mut u8> {
     if FIRST.load(Ordering::Relaxed) == 0 {
         let access = libc::PROT_READ | libc::PROT_WRITE;

@@ -1,4 +1,4 @@
-//! What POSIX does not have: `packaging/tidewall.h`.
+//! Functions beyond POSIX: `packaging/tidewall.h`.
 
 use std::ffi::{CStr, c_char, c_int};
 
@@ -8,12 +8,12 @@ use super::done;
 use crate::process::{inside, posix};
 use crate::{promote, watch};
 
-/// Makes the stack on an interface, or that of the environment (null).
+/// Creates the stack on an interface, or on that of the environment (null).
 #[unsafe(no_mangle)]
 unsafe extern "C" fn tidewall_start(interface: *const c_char) -> c_int {
     let interface = match interface.is_null() {
         true => None,
-        // SAFETY: a string of C's, by the caller.
+        // SAFETY: a C string, by the caller.
         false => Some(unsafe { CStr::from_ptr(interface) }),
     };
     done(inside(|| {
@@ -22,7 +22,7 @@ unsafe extern "C" fn tidewall_start(interface: *const c_char) -> c_int {
     }))
 }
 
-/// Whether a number is the stack's socket.
+/// Reports whether a descriptor is a socket of the stack.
 #[unsafe(no_mangle)]
 extern "C" fn tidewall_owns(fd: c_int) -> c_int {
     posix().is_some_and(|posix| posix.owns(fd)).into()

@@ -1,6 +1,6 @@
-//! Numbers that the kernel has just given out for other files: where one is a socket's here, that
-//! socket was closed past this library (inside the C library, as by `fclose`, or by a function
-//! that was found by a handle of the C library).
+//! Descriptors that the kernel has just allocated for other files. If one is a socket's here,
+//! that socket was closed without this library: inside the C library, as by `fclose`, or by a
+//! function found through a handle of the C library.
 
 use std::ffi::{c_char, c_int, c_uint};
 
@@ -10,7 +10,7 @@ use super::{numbers, originals};
 use crate::candidates;
 use crate::process::{is_inside, ours};
 
-/// Forgets what the number named.
+/// Forgets the socket that the descriptor named.
 pub(super) fn given(number: c_int) -> c_int {
     if number >= 0 && (ours(number).is_some() || candidates::is_any(number)) {
         numbers::forget(number);
@@ -23,7 +23,7 @@ macro_rules! opens {
     ($($name:ident($($argument:ident: $type:ty),*) = $original:ident;)*) => {$(
         #[unsafe(no_mangle)]
         unsafe extern "C-unwind" fn $name($($argument: $type),*) -> c_int {
-            // SAFETY: the caller's.
+            // SAFETY: guaranteed by the caller.
             given(unsafe { originals::$original($($argument),*) })
         }
     )*};
@@ -50,10 +50,10 @@ opens! {
     inotify_init1(flags: c_int) = inotify_init1;
 }
 
-/// What fills two numbers.
+/// Forgets the sockets of two new descriptors.
 ///
 /// # Safety
-/// As pipe(2) has it.
+/// The arguments are as pipe(2) requires.
 unsafe fn both(result: c_int, numbers: *const c_int) -> c_int {
     if result == 0 {
         // SAFETY: the caller's: two numbers are there.
@@ -66,19 +66,19 @@ unsafe fn both(result: c_int, numbers: *const c_int) -> c_int {
 
 #[unsafe(no_mangle)]
 unsafe extern "C-unwind" fn pipe(numbers: *mut c_int) -> c_int {
-    // SAFETY: the caller's.
+    // SAFETY: guaranteed by the caller.
     unsafe { both(originals::pipe(numbers), numbers) }
 }
 
 #[unsafe(no_mangle)]
 unsafe extern "C-unwind" fn __pipe(numbers: *mut c_int) -> c_int {
-    // SAFETY: the caller's.
+    // SAFETY: guaranteed by the caller.
     unsafe { pipe(numbers) }
 }
 
 #[unsafe(no_mangle)]
 unsafe extern "C-unwind" fn pipe2(numbers: *mut c_int, flags: c_int) -> c_int {
-    // SAFETY: the caller's.
+    // SAFETY: guaranteed by the caller.
     unsafe { both(originals::pipe2(numbers, flags), numbers) }
 }
 
@@ -89,29 +89,29 @@ unsafe extern "C-unwind" fn socketpair(
     protocol: c_int,
     numbers: *mut c_int,
 ) -> c_int {
-    // SAFETY: the caller's.
+    // SAFETY: guaranteed by the caller.
     unsafe {
         let result = originals::socketpair(domain, kind, protocol, numbers);
         both(result, numbers)
     }
 }
 
-/// A stream of the C library's, whose number may be a connection's since (`dup2`).
+/// A stream of the C library, whose descriptor may meanwhile be a connection's (`dup2`).
 #[unsafe(no_mangle)]
 unsafe extern "C-unwind" fn fclose(stream: *mut FILE) -> c_int {
     if !stream.is_null() && !is_inside() {
-        // SAFETY: the caller's.
+        // SAFETY: guaranteed by the caller.
         let number = unsafe { libc::fileno(stream) };
         if number >= 0 && ours(number).is_some() {
             numbers::forget(number);
         }
     }
-    // SAFETY: the caller's.
+    // SAFETY: guaranteed by the caller.
     unsafe { originals::fclose(stream) }
 }
 
 #[unsafe(no_mangle)]
 unsafe extern "C-unwind" fn _IO_fclose(stream: *mut FILE) -> c_int {
-    // SAFETY: the caller's.
+    // SAFETY: guaranteed by the caller.
     unsafe { fclose(stream) }
 }

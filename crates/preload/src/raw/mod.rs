@@ -1,4 +1,5 @@
-//! What the C library's callers call, and what that does to their memory.
+//! Functions that callers of the C library reach, and their accesses to the callers'
+//! memory.
 
 mod aliases;
 mod cancellation;
@@ -39,7 +40,7 @@ pub(crate) use stacks::with_room;
 use crate::process::{self, last_error};
 use crate::{promote, report};
 
-/// What the dynamic linker calls when it has loaded the library.
+/// Called by the dynamic linker when it has loaded the library.
 #[used]
 #[unsafe(link_section = ".init_array")]
 static BEGIN: extern "C" fn() = begin;
@@ -47,9 +48,9 @@ static BEGIN: extern "C" fn() = begin;
 extern "C" fn begin() {
     originals::resolve();
     stacks::note_main();
-    // SAFETY: looks at the auxiliary vector alone.
+    // SAFETY: reads only the auxiliary vector.
     if unsafe { libc::getauxval(libc::AT_SECURE) } != 0 {
-        // Of a setuid program: who started it decides nothing.
+        // The program is setuid: its starter's environment has no effect.
         return;
     }
     let may_promote = promote::begin();
@@ -69,7 +70,7 @@ extern "C" fn begin() {
         // SAFETY: a function that is never unloaded.
         unsafe { __cxa_at_quick_exit(ends::end_quickly, ptr::null_mut()) };
         watch_forks();
-        // What the program was started with.
+        // The descriptors that the program was started with.
         crate::protected::open_numbers()
             .into_iter()
             .flatten()
@@ -80,7 +81,7 @@ extern "C" fn begin() {
     }
 }
 
-/// From now on a forked child knows that it has no stack.
+/// Makes forked children know that they have no stack.
 pub(crate) fn watch_forks() {
     let (before, after) = (processes::forks, processes::has_forked);
     let child = processes::has_been_forked;
@@ -92,29 +93,29 @@ unsafe extern "C" {
     fn __cxa_at_quick_exit(function: extern "C" fn(*mut c_void), library: *mut c_void) -> c_int;
 }
 
-/// True once the process has had a second thread.
+/// Returns true once the process has had a second thread.
 pub(crate) fn has_threads() -> bool {
     unsafe extern "C" {
         /// glibc's sys/single_threaded.h.
         static __libc_single_threaded: libc::c_char;
     }
-    // SAFETY: a byte of the C library's, which changes where threads are made alone.
+    // SAFETY: a byte of the C library, which changes only where threads are created.
     unsafe { (&raw const __libc_single_threaded).read_volatile() == 0 }
 }
 
-/// True for a number that is open.
+/// Returns true for an open descriptor.
 pub(crate) fn is_open(fd: i32) -> bool {
-    // SAFETY: asks of a number.
+    // SAFETY: queries a descriptor.
     unsafe { libc::syscall(libc::SYS_fcntl, fd, libc::F_GETFD) != -1 }
 }
 
 /// Sets errno.
 pub(super) fn fail(errno: i32) {
-    // SAFETY: errno is this thread's, and always there.
+    // SAFETY: errno belongs to this thread, and always exists.
     unsafe { *libc::__errno_location() = errno };
 }
 
-/// What a call returns for a number of bytes or of descriptors.
+/// Converts a count of bytes or descriptors into a call's return value.
 fn answer<N: TryInto<isize>>(result: Result<N>) -> isize {
     match result {
         Ok(value) => value.try_into().unwrap_or(isize::MAX),
@@ -125,7 +126,7 @@ fn answer<N: TryInto<isize>>(result: Result<N>) -> isize {
     }
 }
 
-/// What a call returns for a number, or for nothing but that it is done.
+/// Converts a number, or plain success, into a call's return value.
 fn number(result: Result<c_int>) -> c_int {
     match result {
         Ok(value) => value,
@@ -140,7 +141,7 @@ fn done(result: Result<()>) -> c_int {
     number(result.map(|()| 0))
 }
 
-/// A result of the C library's as one of ours.
+/// Converts a result of the C library.
 fn checked(value: c_int) -> Result<c_int> {
     match value {
         -1 => last_error(),
@@ -148,71 +149,72 @@ fn checked(value: c_int) -> Result<c_int> {
     }
 }
 
-/// A number that the program has open, for the length of a call.
+/// Borrows a descriptor that the program has open, for the length of a call.
 pub(crate) fn borrow<'a>(fd: i32) -> Option<BorrowedFd<'a>> {
-    // SAFETY: not −1; that it stays open during the call is the program's to see to, and
-    // one that is closed meanwhile is EBADF, or another of the program's own.
+    // SAFETY: not −1. The program must keep it open during the call. If it is closed
+    // meanwhile, the call returns EBADF or reaches another file of the program.
     (fd >= 0).then(|| unsafe { BorrowedFd::borrow_raw(fd) })
 }
 
-/// Memory of the caller's.
+/// Returns memory of the caller.
 ///
 /// # Safety
-/// As read(2) has it: so many bytes that the call may read.
+/// As for read(2): the call may read that many bytes.
 unsafe fn bytes<'a>(buffer: *const c_void, length: usize) -> Result<&'a [u8]> {
     match (length.min(isize::MAX as usize), buffer.is_null()) {
         (0, _) => Ok(&[]),
         (_, true) => Err(Errno(libc::EFAULT)),
-        // SAFETY: the caller's.
+        // SAFETY: guaranteed by the caller.
         (length, false) => Ok(unsafe { slice::from_raw_parts(buffer.cast(), length) }),
     }
 }
 
-/// Memory of the caller's, to write.
+/// Returns memory of the caller, to write.
 ///
 /// # Safety
-/// As write(2) has it: so many bytes that nobody else has meanwhile.
+/// As for write(2): the call has exclusive access to that many bytes.
 unsafe fn room<'a>(buffer: *mut c_void, length: usize) -> Result<&'a mut [u8]> {
     match (length.min(isize::MAX as usize), buffer.is_null()) {
         (0, _) => Ok(&mut []),
         (_, true) => Err(Errno(libc::EFAULT)),
-        // SAFETY: the caller's; the stack does not read what it has not written.
+        // SAFETY: guaranteed by the caller; the stack does not read bytes that it has not
+        // written.
         (length, false) => Ok(unsafe { slice::from_raw_parts_mut(buffer.cast(), length) }),
     }
 }
 
-/// An address argument; `None` for none, or one of another family.
+/// Parses an address argument; `None` for null, or for another family.
 ///
 /// # Safety
-/// As connect(2) has it.
+/// The arguments are as connect(2) requires.
 unsafe fn address(address: *const sockaddr, length: socklen_t) -> Option<SocketAddr> {
-    // SAFETY: the caller's.
+    // SAFETY: guaranteed by the caller.
     let bytes = unsafe { bytes(address.cast(), length as usize) }.ok()?;
     promote::address_of(bytes)
 }
 
-/// Writes an address as far as there is room, and its length, where the caller asks for it.
+/// Writes as much of an address as fits, and its length, if the caller requests it.
 ///
 /// # Errors
 /// EFAULT without a length, EINVAL for a negative one.
 ///
 /// # Safety
-/// As accept(2) has it.
+/// The arguments are as accept(2) requires.
 unsafe fn put_address(from: SocketAddr, to: *mut sockaddr, length: *mut socklen_t) -> Result<()> {
     if to.is_null() {
         return Ok(());
     }
-    // SAFETY: the caller's.
+    // SAFETY: guaranteed by the caller.
     let length = unsafe { length.as_mut() }.ok_or(Errno(libc::EFAULT))?;
     let (raw, used) = RawAddress::new(from);
     let room = length_of(*length)?.min(used as usize);
-    // SAFETY: the caller's: as many bytes as the length says.
+    // SAFETY: guaranteed by the caller: as many bytes as the length states.
     unsafe { ptr::copy_nonoverlapping(raw.0.as_ptr(), to.cast(), room) };
     *length = used;
     Ok(())
 }
 
-/// A length argument, which the kernel takes for an int.
+/// Checks a length argument, which the kernel treats as an int.
 ///
 /// # Errors
 /// EINVAL for a negative one.
@@ -223,19 +225,19 @@ fn length_of(length: socklen_t) -> Result<usize> {
     }
 }
 
-/// The addresses of an interface.
+/// Returns the addresses of an interface.
 pub(crate) fn addresses(interface: &str) -> Vec<IpAddr> {
     let mut first = ptr::null_mut();
-    // SAFETY: gives a list, or nothing.
+    // SAFETY: returns a list, or nothing.
     if unsafe { libc::getifaddrs(&raw mut first) } != 0 {
         return Vec::new();
     }
     let mut found = Vec::new();
     let mut next = first;
-    // SAFETY: elements of the list, until it is given back.
+    // SAFETY: elements of the list, until it is freed.
     while let Some(element) = unsafe { next.as_ref() } {
         next = element.ifa_next;
-        // SAFETY: each has a name, and null or an address that is as long as its family's.
+        // SAFETY: each has a name, and null or an address of its family's length.
         unsafe {
             if CStr::from_ptr(element.ifa_name).to_bytes() != interface.as_bytes()
                 || element.ifa_addr.is_null()
@@ -250,7 +252,7 @@ pub(crate) fn addresses(interface: &str) -> Vec<IpAddr> {
             found.extend(address(element.ifa_addr, length as socklen_t).map(|it| it.ip()));
         }
     }
-    // SAFETY: what getifaddrs gave.
+    // SAFETY: the list that getifaddrs returned.
     unsafe { libc::freeifaddrs(first) };
     found
 }

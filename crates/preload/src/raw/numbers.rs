@@ -1,4 +1,4 @@
-//! Numbers: closing them, and more of them for one file.
+//! Descriptors: closing them, and duplicating them.
 
 use std::ffi::{c_int, c_uint};
 
@@ -12,7 +12,7 @@ use crate::protected::{between, is_protected};
 use crate::sleepers;
 use crate::watch;
 
-/// The number names nothing of ours from now on.
+/// Forgets a descriptor of the stack.
 pub(super) fn forget(fd: c_int) {
     if is_inside() {
         return;
@@ -29,7 +29,7 @@ pub(super) fn forget(fd: c_int) {
     }
 }
 
-/// A number that the kernel has made for the same file as another.
+/// Records a descriptor that the kernel has created for the same file as another.
 fn copy(fd: c_int, number: c_int) {
     if is_inside() || number < 0 || fd == number {
         return;
@@ -42,7 +42,7 @@ fn copy(fd: c_int, number: c_int) {
         None if candidates::is_set(fd) => candidates::note_set(number),
         None => {
             if let Some(kind) = candidates::kind(fd) {
-                // Options that are set by one number are the other's, too.
+                // An option that is set by one descriptor also applies to the other.
                 candidates::set(fd, kind);
                 candidates::set(number, kind);
                 watch::copy(fd, number);
@@ -54,7 +54,7 @@ fn copy(fd: c_int, number: c_int) {
     }
 }
 
-/// What fcntl(2) has returned.
+/// Records the result of fcntl(2).
 pub(super) fn copied(fd: c_int, command: c_int, result: c_int) -> c_int {
     if result >= 0 && matches!(command, libc::F_DUPFD | libc::F_DUPFD_CLOEXEC) {
         copy(fd, result);
@@ -67,15 +67,15 @@ pub(super) unsafe extern "C-unwind" fn close(fd: c_int) -> c_int {
     if is_protected(fd) {
         return super::done(Err(Errno(libc::EBADF)));
     }
-    // First here: the kernel may give the number to another thread at once.
+    // First here: the kernel may give the descriptor to another thread at once.
     forget(fd);
-    // SAFETY: the caller's.
+    // SAFETY: guaranteed by the caller.
     unsafe { originals::close(fd) }
 }
 
 #[unsafe(no_mangle)]
 pub(super) unsafe extern "C-unwind" fn dup(fd: c_int) -> c_int {
-    // SAFETY: the caller's.
+    // SAFETY: guaranteed by the caller.
     let number = unsafe { originals::dup(fd) };
     copy(fd, number);
     number
@@ -83,18 +83,18 @@ pub(super) unsafe extern "C-unwind" fn dup(fd: c_int) -> c_int {
 
 #[unsafe(no_mangle)]
 pub(super) unsafe extern "C-unwind" fn dup2(fd: c_int, number: c_int) -> c_int {
-    // SAFETY: the caller's.
+    // SAFETY: guaranteed by the caller.
     unsafe { replace(fd, number, || originals::dup2(fd, number)) }
 }
 
 #[unsafe(no_mangle)]
 pub(super) unsafe extern "C-unwind" fn dup3(fd: c_int, number: c_int, flags: c_int) -> c_int {
-    // SAFETY: the caller's.
+    // SAFETY: guaranteed by the caller.
     unsafe { replace(fd, number, || originals::dup3(fd, number, flags)) }
 }
 
 /// # Safety
-/// As dup2(2) has it.
+/// The arguments are as dup2(2) requires.
 unsafe fn replace(fd: c_int, number: c_int, call: impl FnOnce() -> c_int) -> c_int {
     if is_protected(number) && !is_inside() {
         return super::done(Err(Errno(libc::EBUSY)));
@@ -116,7 +116,7 @@ pub(super) unsafe extern "C-unwind" fn close_range(
     // Other flags close nothing, or are EINVAL.
     let closes = flags as c_uint & !libc::CLOSE_RANGE_UNSHARE == 0 && first <= last;
     if is_inside() || !closes {
-        // SAFETY: the caller's.
+        // SAFETY: guaranteed by the caller.
         return unsafe { originals::close_range(first, last, flags) };
     }
     let known = |fd: &c_int| candidates::is_any(*fd) || ours(*fd).is_some();
@@ -125,12 +125,12 @@ pub(super) unsafe extern "C-unwind" fn close_range(
         .filter(known)
         .for_each(forget);
     if process::posix().is_none() && !crate::protected::is_any() {
-        // SAFETY: the caller's.
+        // SAFETY: guaranteed by the caller.
         return unsafe { originals::close_range(first, last, flags) };
     }
-    // The stack's own are not the program's, who does not know of them.
+    // The stack's own descriptors are unknown to the program, and stay open.
     let mut ranges = between(first, last).map(|(first, last)| {
-        // SAFETY: the caller has all of them closed.
+        // SAFETY: the caller wants all of them closed.
         unsafe { originals::close_range(first, last, flags) }
     });
     ranges.find(|&result| result != 0).unwrap_or(0)
@@ -138,6 +138,6 @@ pub(super) unsafe extern "C-unwind" fn close_range(
 
 #[unsafe(no_mangle)]
 unsafe extern "C-unwind" fn closefrom(first: c_int) {
-    // SAFETY: the caller's.
+    // SAFETY: guaranteed by the caller.
     unsafe { close_range(first.max(0) as c_uint, c_uint::MAX, 0) };
 }

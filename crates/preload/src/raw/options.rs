@@ -12,9 +12,9 @@ use crate::candidates;
 use crate::process::{inside, ours};
 use crate::promote;
 
-/// `linux/sockios.h`: bytes written and not sent.
+/// `linux/sockios.h`: bytes written but not sent.
 const SIOCOUTQNSD: c_ulong = 0x894b;
-/// `asm-generic/sockios.h`: whether what is read next was sent as urgent.
+/// `asm-generic/sockios.h`: whether the next byte to read was sent as urgent.
 pub(super) const SIOCATMARK: c_ulong = 0x8905;
 
 #[unsafe(no_mangle)]
@@ -27,7 +27,7 @@ pub(super) unsafe extern "C-unwind" fn setsockopt(
 ) -> c_int {
     let Some(posix) = ours(fd) else {
         candidates::note_option(fd, level, name);
-        // SAFETY: the caller's.
+        // SAFETY: guaranteed by the caller.
         let result = unsafe { originals::setsockopt(fd, level, name, value, length) };
         if result == 0 && promote::is_of_signatures(level, name) {
             promote::signs(fd);
@@ -38,8 +38,8 @@ pub(super) unsafe extern "C-unwind" fn setsockopt(
         return done(Err(Errno(libc::ENOPROTOOPT)));
     }
     if is_unknown(posix, fd, level, name) {
-        // Some the stack has set on the socket that holds the port, for itself.
-        // SAFETY: the caller's.
+        // The stack has set some for itself, on the socket that holds the port. SAFETY:
+        // guaranteed by the caller.
         let value = unsafe { bytes(value, length as usize) };
         return done(
             value.and_then(|value| match value.iter().all(|&byte| byte == 0) {
@@ -48,14 +48,14 @@ pub(super) unsafe extern "C-unwind" fn setsockopt(
             }),
         );
     }
-    // SAFETY: the caller's.
+    // SAFETY: guaranteed by the caller.
     let set = length_of(length)
         .and_then(|length| unsafe { bytes(value, length) })
         .and_then(|value| inside(|| posix.setsockopt(fd, level, name, value)));
     match set {
-        // The socket that holds the port has what the stack has not.
+        // The kernel socket that holds the port supports what the stack lacks.
         Err(Errno(libc::ENOPROTOOPT)) if holds_port(posix, fd) => {
-            // SAFETY: the caller's.
+            // SAFETY: guaranteed by the caller.
             unsafe { originals::setsockopt(fd, level, name, value, length) }
         }
         set => done(set),
@@ -71,7 +71,7 @@ pub(super) unsafe extern "C-unwind" fn getsockopt(
     length: *mut socklen_t,
 ) -> c_int {
     let Some(posix) = ours(fd) else {
-        // SAFETY: the caller's.
+        // SAFETY: guaranteed by the caller.
         return unsafe { originals::getsockopt(fd, level, name, value, length) };
     };
     let found = match is_unknown(posix, fd, level, name) {
@@ -80,22 +80,22 @@ pub(super) unsafe extern "C-unwind" fn getsockopt(
     };
     match found {
         Err(Errno(libc::ENOPROTOOPT)) if holds_port(posix, fd) => {
-            // SAFETY: the caller's.
+            // SAFETY: guaranteed by the caller.
             unsafe { originals::getsockopt(fd, level, name, value, length) }
         }
         found => {
-            // SAFETY: the caller's.
+            // SAFETY: guaranteed by the caller.
             done(found.and_then(|found| unsafe { put_option(&found, value, length) }))
         }
     }
 }
 
 /// # Safety
-/// As getsockopt(2) has it.
+/// The arguments are as getsockopt(2) requires.
 unsafe fn put_option(found: &[u8], value: *mut c_void, length: *mut socklen_t) -> Result<()> {
-    // SAFETY: the caller's.
+    // SAFETY: guaranteed by the caller.
     let length = unsafe { length.as_mut() }.ok_or(Errno(libc::EFAULT))?;
-    // SAFETY: the caller's.
+    // SAFETY: guaranteed by the caller.
     let place = unsafe { room(value, length_of(*length)?) }?;
     let used = place.len().min(found.len());
     if let (Some(place), Some(found)) = (place.get_mut(..used), found.get(..used)) {
@@ -105,13 +105,13 @@ unsafe fn put_option(found: &[u8], value: *mut c_void, length: *mut socklen_t) -
     Ok(())
 }
 
-/// An option of a datagram socket that the stack has not, and the kernel's part may not have
-/// alone.
+/// Reports an option of a datagram socket that the stack lacks, and that the kernel socket
+/// alone must not have.
 fn is_unknown(posix: &Posix, fd: c_int, level: c_int, name: c_int) -> bool {
     promote::is_unknown(level, name) && super::data::is_datagrams(posix, fd)
 }
 
-/// True where the kernel has a socket of the program's under the number.
+/// Returns true if the descriptor holds a kernel socket of the program.
 fn holds_port(posix: &Posix, fd: c_int) -> bool {
     let file = posix.descriptors().file(fd);
     file.is_ok_and(|file| matches!(&*file, OpenFile::Listener(_) | OpenFile::Datagram(_)))
@@ -121,7 +121,7 @@ fn holds_port(posix: &Posix, fd: c_int) -> bool {
 pub(super) unsafe extern "C-unwind" fn fcntl(fd: c_int, command: c_int, argument: usize) -> c_int {
     match ours(fd) {
         Some(posix) => control(posix, fd, command, argument),
-        // SAFETY: the caller's.
+        // SAFETY: guaranteed by the caller.
         None => super::numbers::copied(fd, command, unsafe {
             originals::fcntl(fd, command, argument)
         }),
@@ -132,7 +132,7 @@ pub(super) unsafe extern "C-unwind" fn fcntl(fd: c_int, command: c_int, argument
 unsafe extern "C-unwind" fn fcntl64(fd: c_int, command: c_int, argument: usize) -> c_int {
     match ours(fd) {
         Some(posix) => control(posix, fd, command, argument),
-        // SAFETY: the caller's.
+        // SAFETY: guaranteed by the caller.
         None => super::numbers::copied(fd, command, unsafe {
             originals::fcntl64(fd, command, argument)
         }),
@@ -153,7 +153,7 @@ fn control(posix: &Posix, fd: c_int, command: c_int, argument: usize) -> c_int {
                 }),
             )
         }
-        // Nobody would send them.
+        // No signal would be sent.
         libc::F_SETFL if !is_set() && argument as c_int & libc::O_ASYNC != 0 => {
             done(Err(Errno(libc::EINVAL)))
         }
@@ -163,7 +163,7 @@ fn control(posix: &Posix, fd: c_int, command: c_int, argument: usize) -> c_int {
             done(set.map_err(errno))
         }
         _ => {
-            // SAFETY: of the number, which is the kernel's, as the caller has it.
+            // SAFETY: the descriptor is the kernel's, as the caller passes it.
             let result = unsafe { originals::fcntl(fd, command, argument) };
             super::numbers::copied(fd, command, result)
         }
@@ -177,28 +177,28 @@ pub(super) unsafe extern "C-unwind" fn ioctl(
     argument: usize,
 ) -> c_int {
     let Some(posix) = ours(fd) else {
-        // SAFETY: the caller's.
+        // SAFETY: guaranteed by the caller.
         return unsafe { originals::ioctl(fd, request, argument) };
     };
     let place = argument as *mut c_int;
     match request {
         libc::FIONBIO => {
-            // SAFETY: the caller's.
+            // SAFETY: guaranteed by the caller.
             let Some(&nonblocking) = (unsafe { place.as_ref() }) else {
                 return done(Err(Errno(libc::EFAULT)));
             };
             let set = inside(|| posix.descriptors().set_nonblocking(fd, nonblocking != 0));
             done(set.map_err(errno))
         }
-        // SAFETY: the caller's.
+        // SAFETY: guaranteed by the caller.
         libc::FIOASYNC => match unsafe { place.as_ref() } {
             None => done(Err(Errno(libc::EFAULT))),
             Some(0) => 0,
-            // As of a file that has no signals.
+            // As for a file without signals.
             Some(_) => done(Err(Errno(libc::ENOTTY))),
         },
         libc::FIONREAD => {
-            // What has come is to be seen, as it is in the kernel.
+            // Data that has arrived must be visible, as in the kernel.
             let now = &mut [PollFd::new(fd, Events::IN)];
             let _ = inside(|| posix.poll(now, 0));
             let unread = inside(|| match &*posix.descriptors().file(fd).ok()? {
@@ -207,7 +207,7 @@ pub(super) unsafe extern "C-unwind" fn ioctl(
                 _ => None,
             });
             match unread {
-                // SAFETY: the caller's.
+                // SAFETY: guaranteed by the caller.
                 Some(bytes) => match unsafe { place.as_mut() } {
                     Some(place) => {
                         *place = bytes as c_int;
@@ -215,18 +215,17 @@ pub(super) unsafe extern "C-unwind" fn ioctl(
                     }
                     None => done(Err(Errno(libc::EFAULT))),
                 },
-                // SAFETY: the caller's.
+                // SAFETY: guaranteed by the caller.
                 None => unsafe { originals::ioctl(fd, request, argument) },
             }
         }
         libc::TIOCOUTQ | SIOCOUTQNSD if !holds_port(posix, fd) => {
             let unsent = inside(|| posix.ioctl(fd, request, 0));
-            // SAFETY: the caller's.
+            // SAFETY: guaranteed by the caller.
             let place = unsafe { place.as_mut() }.ok_or(Errno(libc::EFAULT));
             done(unsent.and_then(|bytes| place.map(|place| *place = bytes)))
         }
-        // There is no mark (RFC 6093).
-        // SAFETY: the caller's.
+        // There is no mark (RFC 6093). SAFETY: guaranteed by the caller.
         SIOCATMARK if !holds_port(posix, fd) => match unsafe { place.as_mut() } {
             Some(place) => {
                 *place = 0;
@@ -234,7 +233,7 @@ pub(super) unsafe extern "C-unwind" fn ioctl(
             }
             None => done(Err(Errno(libc::EFAULT))),
         },
-        // SAFETY: the caller's.
+        // SAFETY: guaranteed by the caller.
         _ => unsafe { originals::ioctl(fd, request, argument) },
     }
 }

@@ -1,8 +1,9 @@
-//! The C library's own functions, under the names that this library takes.
+//! The C library's original functions, under the names that this library replaces.
 //!
-//! They are looked for once, when the library is loaded; until then, at the first call,
-//! for constructors of other libraries. The C library's functions, not system calls: they
-//! are cancellation points, and another preloaded library may come next.
+//! They are looked up once, when the library is loaded. Constructors of other libraries
+//! may call earlier; then the first call looks its function up. These are C library
+//! functions, not system calls: they are cancellation points, and another preloaded
+//! library may come next.
 
 use std::ffi::{c_char, c_int, c_long, c_uint, c_void};
 use std::ptr;
@@ -21,7 +22,7 @@ pub(super) struct Symbol {
     address: AtomicPtr<c_void>,
 }
 
-/// In place of a function that the C library has not.
+/// Replaces a function that the C library lacks.
 extern "C" fn missing() -> isize {
     super::fail(libc::ENOSYS);
     -1
@@ -57,7 +58,7 @@ impl Symbol {
     }
 }
 
-/// Declares functions once: where each is, and a call of it.
+/// Declares each function once: where it is, and a call of it.
 macro_rules! originals {
     ($(fn $name:ident($($argument:ident: $type:ty),* $(,)?) -> $result:ty;)*) => {
         #[allow(non_upper_case_globals)]
@@ -68,26 +69,26 @@ macro_rules! originals {
         }
         $(
             #[allow(non_snake_case)]
-            /// The C library's.
+            /// The C library's function.
             ///
             /// # Safety
-            /// As the C library has it.
+            /// As the C library requires.
             #[inline]
             pub(in crate::raw) unsafe fn $name($($argument: $type),*) -> $result {
-                // By those that are points of cancellation a thread may leave.
+                // A thread may unwind out of those that are cancellation points.
                 type Call = unsafe extern "C-unwind" fn($($type),*) -> $result;
                 let address = symbols::$name.address();
-                // SAFETY: the C library's function of that name, or one that looks at no
-                // argument and returns −1, which each of these types holds.
+                // SAFETY: the C library's function of that name, or one that reads no
+                // argument and returns −1, which each of these types can hold.
                 let call = unsafe { core::mem::transmute::<*mut c_void, Call>(address) };
-                // SAFETY: the caller's.
+                // SAFETY: guaranteed by the caller.
                 unsafe { call($($argument),*) }
             }
         )*
     };
 }
 
-/// Finds all of them.
+/// Looks up all of them.
 pub(super) fn resolve() {
     for symbol in symbols::ALL {
         symbol.resolve();

@@ -1,4 +1,4 @@
-//! Children of processes.
+//! Child processes.
 
 use std::cell::Cell;
 use std::ffi::{c_int, c_void};
@@ -15,8 +15,8 @@ use crate::registered::{self, Entry};
 use crate::report::{self, Said};
 use crate::watch;
 
-/// The locks that a child may take whose parent has no stack, in the order that they are
-/// taken in.
+/// The locks that a child may take if its parent has no stack, in the order in which they
+/// are taken.
 type Guards = (
     Option<MutexGuard<'static, ()>>,
     Option<MutexGuard<'static, Said>>,
@@ -25,14 +25,13 @@ type Guards = (
 );
 
 thread_local! {
-    /// While this thread makes a child: a lock that another thread had, it would have in the
-    /// child for ever. Without a destructor, which would have to be entered in a list by the
-    /// first process that gets here, a child.
+    /// The locks that this thread holds while it forks: a lock held by another thread would
+    /// stay held in the child for ever. The value has no destructor: the first process to
+    /// reach this code, a child, would have to register one.
     static HELD: Cell<Option<ManuallyDrop<Guards>>> = const { Cell::new(None) };
 }
 
-/// In a process that is about to have a child by fork(2). Handlers of signals wait, as one may
-/// take what is held.
+/// Called before fork(2). Signal handlers wait, since one may take a lock that is held.
 pub(super) extern "C" fn forks() {
     process::note_inside(true);
     watch::forks();
@@ -51,7 +50,7 @@ fn release() {
     process::note_inside(false);
 }
 
-/// In the process, when it has one.
+/// Called in the parent after the fork.
 pub(super) extern "C" fn has_forked() {
     release();
     if let Some(posix) = process::posix() {
@@ -62,7 +61,7 @@ pub(super) extern "C" fn has_forked() {
     }
 }
 
-/// In the child, before it is the program's: nothing of the parent's stack is here.
+/// Called in the child before the program runs in it: discards the parent's stack.
 /// Async-signal-safe.
 pub(super) extern "C" fn has_been_forked() {
     release();
@@ -72,7 +71,7 @@ pub(super) extern "C" fn has_been_forked() {
     watch::inherit();
 }
 
-/// In a child that was made by less than fork(2), for which nobody has held the locks: it
+/// Called in a child that was created without fork(2), for which no locks were held. It
 /// takes none, and all its sockets are the kernel's. Async-signal-safe.
 pub(super) fn left_alone(shares_files: bool) {
     signals::forget_waiting();
@@ -85,7 +84,7 @@ pub(super) fn left_alone(shares_files: bool) {
 #[unsafe(no_mangle)]
 unsafe extern "C" fn _Fork() -> libc::pid_t {
     candidates::share_all();
-    // SAFETY: the caller's.
+    // SAFETY: guaranteed by the caller.
     let child = unsafe { originals::_Fork() };
     if child == 0 {
         left_alone(false);
@@ -93,10 +92,10 @@ unsafe extern "C" fn _Fork() -> libc::pid_t {
     child
 }
 
-/// What clone(2) has a child call.
+/// The function that a child of clone(2) calls.
 pub(super) type Function = unsafe extern "C" fn(*mut c_void) -> c_int;
 
-/// What a child of `clone` begins with.
+/// The state that a child of `clone` begins with.
 struct Beginning {
     function: Function,
     argument: *mut c_void,
@@ -104,10 +103,10 @@ struct Beginning {
 }
 
 /// # Safety
-/// As clone(2) has its function; `beginning` is a [`Beginning`], in memory that is shared with
-/// a parent that waits, or the child's own.
+/// The function is as clone(2) requires. `beginning` is a [`Beginning`], in the child's own
+/// memory or in memory shared with a parent that waits.
 unsafe extern "C" fn begin(beginning: *mut c_void) -> c_int {
-    // SAFETY: the caller's.
+    // SAFETY: guaranteed by the caller.
     let Beginning {
         function,
         argument,
@@ -116,12 +115,12 @@ unsafe extern "C" fn begin(beginning: *mut c_void) -> c_int {
     if flags & libc::CLONE_VM == 0 {
         left_alone(flags & libc::CLONE_FILES != 0);
     }
-    // SAFETY: the caller's.
+    // SAFETY: guaranteed by the caller.
     unsafe { function(argument) }
 }
 
-/// A child with memory of its own is one as of `_Fork`, one for which its parent waits one as
-/// of vfork. Of others, threads, nothing is known.
+/// Treats a child with memory of its own as one of `_Fork`, and a child for which its parent
+/// waits as one of vfork. Others are threads and need nothing.
 #[unsafe(no_mangle)]
 pub(super) unsafe extern "C" fn clone(
     function: Option<Function>,
@@ -135,7 +134,7 @@ pub(super) unsafe extern "C" fn clone(
     let shares = flags & libc::CLONE_VM != 0;
     let is_vfork = shares && flags & libc::CLONE_VFORK != 0;
     let (Some(known), true) = (function, is_vfork || !shares) else {
-        // SAFETY: the caller's.
+        // SAFETY: guaranteed by the caller.
         return unsafe {
             originals::clone(
                 function,
@@ -159,7 +158,7 @@ pub(super) unsafe extern "C" fn clone(
     } else {
         candidates::share_all();
     }
-    // SAFETY: the caller's, but for the function, which calls the caller's.
+    // SAFETY: guaranteed by the caller, but for the function, which calls the caller's.
     let child = unsafe {
         originals::clone(
             Some(begin),
@@ -177,8 +176,9 @@ pub(super) unsafe extern "C" fn clone(
     child
 }
 
-/// A child of vfork shares the memory with its parent, which waits: until it executes a
-/// program or ends, its calls are for the kernel's table alone, and so are to pass us by.
+/// A child of vfork shares memory with its parent, which waits. Until it executes a
+/// program or ends, its calls concern only the kernel's table, so they must bypass the
+/// stack.
 #[cfg(target_arch = "x86_64")]
 mod vfork {
     use std::ffi::c_int;
@@ -190,7 +190,7 @@ mod vfork {
         process::note_vfork(true);
     }
 
-    /// Called in the parent when the child has gone on, with what the kernel has returned.
+    /// Called in the parent when the child has continued, with the kernel's result.
     extern "C" fn ended(result: c_int) -> c_int {
         process::note_vfork(false);
         match result {
@@ -202,8 +202,8 @@ mod vfork {
         }
     }
 
-    // Parent and child return by the same stack, on which the child may have written: the
-    // return address stays in a register meanwhile, as in the C library's.
+    // Parent and child return by the same stack, on which the child may have written. So
+    // the return address stays in a register meanwhile, as in the C library.
     #[unsafe(no_mangle)]
     #[unsafe(naked)]
     unsafe extern "C" fn vfork() -> libc::pid_t {
@@ -230,7 +230,7 @@ mod vfork {
         );
     }
 
-    /// Its other name.
+    /// The other name of vfork.
     #[unsafe(no_mangle)]
     #[unsafe(naked)]
     unsafe extern "C" fn __vfork() -> libc::pid_t {

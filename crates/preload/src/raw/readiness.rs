@@ -1,4 +1,4 @@
-//! Waiting for several at once.
+//! Waiting for several descriptors at once.
 
 mod select;
 
@@ -23,7 +23,7 @@ use crate::registered;
 use crate::sleepers::{self, Sleeper};
 use crate::watch::{self, Attention};
 
-/// Events that one call reports at most; the caller comes again.
+/// Most events that one call reports; the caller calls again for more.
 const EVENTS_MAX: usize = 256;
 
 #[unsafe(no_mangle)]
@@ -38,21 +38,21 @@ pub(super) unsafe extern "C-unwind" fn epoll_ctl(
         _ => ours(fd),
     };
     let Some(posix) = found else {
-        // SAFETY: the caller's.
+        // SAFETY: guaranteed by the caller.
         let result = unsafe { originals::epoll_ctl(set, operation, fd, event) };
         if result == 0 && candidates::is_any(fd) && !watch::is_accepted(fd) {
-            // SAFETY: the caller's.
+            // SAFETY: guaranteed by the caller.
             let event = unsafe { event.as_ref() }.map(|event| (event.events, event.u64));
             registered::note(set, operation, fd, event);
         }
         return result;
     };
-    // SAFETY: the caller's.
+    // SAFETY: guaranteed by the caller.
     let event = unsafe { event.as_ref() }.map(|event| (event.events, event.u64));
     done(inside(|| control(posix, set, operation, fd, event)))
 }
 
-/// `epoll_ctl` of a number of ours.
+/// `epoll_ctl` on a descriptor of the stack.
 pub(crate) fn control(
     posix: &Posix,
     set: c_int,
@@ -66,13 +66,14 @@ pub(crate) fn control(
     posix.epoll_ctl(set, operation, fd, event)
 }
 
-/// Takes a number out of a set of the kernel's.
+/// Removes a descriptor from a kernel epoll set.
 pub(crate) fn leave_set(set: c_int, fd: c_int) {
     // SAFETY: two numbers.
     unsafe { originals::epoll_ctl(set, libc::EPOLL_CTL_DEL, fd, std::ptr::null_mut()) };
 }
 
-/// A set of the kernel's has something of ours from now on; so have those that it is in.
+/// Makes a kernel epoll set hold descriptors of the stack from now on, and so the sets
+/// that contain it.
 fn adopt_set(posix: &Posix, set: c_int) -> Result<()> {
     static ADOPTING: Mutex<()> = Mutex::new(());
     {
@@ -89,7 +90,7 @@ fn adopt_set(posix: &Posix, set: c_int) -> Result<()> {
     Ok(())
 }
 
-/// What has made an epoll set.
+/// Records the result of a call that creates an epoll set.
 fn made(set: c_int) -> c_int {
     if super::given::given(set) >= 0 && !is_inside() {
         candidates::note_set(set);
@@ -99,13 +100,13 @@ fn made(set: c_int) -> c_int {
 
 #[unsafe(no_mangle)]
 pub(super) unsafe extern "C-unwind" fn epoll_create(size: c_int) -> c_int {
-    // SAFETY: the caller's.
+    // SAFETY: guaranteed by the caller.
     made(unsafe { originals::epoll_create(size) })
 }
 
 #[unsafe(no_mangle)]
 pub(super) unsafe extern "C-unwind" fn epoll_create1(flags: c_int) -> c_int {
-    // SAFETY: the caller's.
+    // SAFETY: guaranteed by the caller.
     made(unsafe { originals::epoll_create1(flags) })
 }
 
@@ -117,7 +118,7 @@ pub(super) unsafe extern "C-unwind" fn epoll_wait(
     milliseconds: c_int,
 ) -> c_int {
     let timeout = timeout(milliseconds);
-    // SAFETY: the caller's.
+    // SAFETY: guaranteed by the caller.
     unsafe {
         wait_anywhere(set, events, count, timeout, ptr::null(), || {
             originals::epoll_wait(set, events, count, milliseconds)
@@ -134,7 +135,7 @@ pub(super) unsafe extern "C-unwind" fn epoll_pwait(
     signals: *const sigset_t,
 ) -> c_int {
     let timeout = timeout(milliseconds);
-    // SAFETY: the caller's.
+    // SAFETY: guaranteed by the caller.
     unsafe {
         wait_anywhere(set, events, count, timeout, signals, || {
             originals::epoll_pwait(set, events, count, milliseconds, signals)
@@ -150,7 +151,7 @@ pub(super) unsafe extern "C-unwind" fn epoll_pwait2(
     time: *const timespec,
     signals: *const sigset_t,
 ) -> c_int {
-    // SAFETY: the caller's.
+    // SAFETY: guaranteed by the caller.
     unsafe {
         let timeout = match limit(time) {
             Ok(timeout) => timeout,
@@ -162,10 +163,10 @@ pub(super) unsafe extern "C-unwind" fn epoll_pwait2(
     }
 }
 
-/// Waits in a set: one of the kernel's by `kernel`, until it is ours.
+/// Waits in a set: a kernel set by `kernel`, until the stack adopts it.
 ///
 /// # Safety
-/// As epoll_pwait(2) has it.
+/// The arguments are as epoll_pwait(2) requires.
 unsafe fn wait_anywhere(
     set: c_int,
     events: *mut epoll_event,
@@ -178,7 +179,7 @@ unsafe fn wait_anywhere(
     let mut left = timeout;
     if ours(set).is_none() {
         let begun = timeout.filter(|it| !it.is_zero()).map(|_| Instant::now());
-        // SAFETY: the caller's.
+        // SAFETY: guaranteed by the caller.
         if let Some(found) = unsafe { wait_in_kernel(set, events, timeout, kernel) } {
             return found;
         }
@@ -188,7 +189,7 @@ unsafe fn wait_anywhere(
         // The eventfd of another process's set, which this one has inherited.
         return done(Err(Errno(libc::EINTR)));
     };
-    // SAFETY: the caller's.
+    // SAFETY: guaranteed by the caller.
     unsafe {
         let signals = signal_set(signals);
         wait(posix, set, events, count, left, signals.as_ref())
@@ -200,8 +201,8 @@ fn left_of(timeout: Option<Duration>, begun: Option<Instant>) -> Option<Duration
     timeout.map(|timeout| timeout.saturating_sub(spent))
 }
 
-/// What the kernel's wait has found; `None` where the set has become ours, or was only
-/// said to be ready to say so.
+/// Returns what the kernel's wait has found. `None` if the stack has adopted the set, or
+/// if the only event was the eventfd that reports this.
 ///
 /// # Safety
 /// `kernel` fills as many events as it returns.
@@ -222,7 +223,7 @@ unsafe fn wait_in_kernel(
     let Some(ready @ 1..) = usize::try_from(found).ok() else {
         return Some(found);
     };
-    // SAFETY: the caller's.
+    // SAFETY: guaranteed by the caller.
     let places = unsafe { slice::from_raw_parts_mut(events, ready) };
     match without_bell(set, places, |event| event.u64) {
         0 if sleeps => None,
@@ -230,7 +231,7 @@ unsafe fn wait_in_kernel(
     }
 }
 
-/// Takes the eventfd that wakes out of what was found there; how many events are left.
+/// Removes the wake-up eventfd from the events found; returns how many events are left.
 fn without_bell<E: Copy>(set: c_int, events: &mut [E], data: impl Fn(&E) -> u64) -> usize {
     let Some(at) = events
         .iter()
@@ -243,20 +244,20 @@ fn without_bell<E: Copy>(set: c_int, events: &mut [E], data: impl Fn(&E) -> u64)
     events.len() - 1
 }
 
-/// Negative waits for ever.
+/// Converts a timeout; negative waits forever.
 fn timeout(milliseconds: c_int) -> Option<Duration> {
     u64::try_from(milliseconds).ok().map(Duration::from_millis)
 }
 
 /// # Safety
-/// As sigprocmask(2) has it.
+/// The arguments are as sigprocmask(2) requires.
 unsafe fn signal_set(signals: *const sigset_t) -> Option<SignalSet> {
     if signals.is_null() {
         return None;
     }
     let mut set = SignalSet::empty();
     for signal in 1..=64 {
-        // SAFETY: the caller's set.
+        // SAFETY: the set is the caller's.
         if unsafe { libc::sigismember(signals, signal) } == 1 {
             let _ = set.insert(signal);
         }
@@ -265,7 +266,7 @@ unsafe fn signal_set(signals: *const sigset_t) -> Option<SignalSet> {
 }
 
 /// # Safety
-/// As epoll_wait(2) has it.
+/// The arguments are as epoll_wait(2) requires.
 unsafe fn wait(
     posix: &Posix,
     set: c_int,
@@ -297,7 +298,7 @@ unsafe fn wait(
         };
         let places = room.get_mut(..ready).unwrap_or_default();
         match without_bell(set, places, |event| event.data) {
-            // It rings for others, who have to run for that.
+            // The eventfd wakes other threads, which have to run to clear it.
             0 => std::thread::yield_now(),
             _ if events.is_null() => break Err(Errno(libc::EFAULT)),
             kept => break Ok(kept),
@@ -307,7 +308,7 @@ unsafe fn wait(
         if ready == 0 {
             return;
         }
-        // SAFETY: the caller's: room for so many.
+        // SAFETY: guaranteed by the caller: room for that many.
         let places = unsafe { slice::from_raw_parts_mut(events, count) };
         for (place, event) in places.iter_mut().zip(found.iter().take(ready)) {
             *place = epoll_event {
@@ -319,15 +320,15 @@ unsafe fn wait(
     answer(result) as c_int
 }
 
-/// How long a call waits; `None` for ever.
+/// Converts how long a call waits; `None` means forever.
 ///
 /// # Errors
-/// EINVAL for a negative time, and for a part of a second that is none.
+/// EINVAL for a negative time, and for an invalid fraction of a second.
 ///
 /// # Safety
-/// Null, or a time.
+/// Null, or a pointer to a time.
 pub(super) unsafe fn limit(time: *const timespec) -> Result<Option<Duration>> {
-    // SAFETY: the caller's.
+    // SAFETY: guaranteed by the caller.
     let Some(time) = (unsafe { time.as_ref() }) else {
         return Ok(None);
     };
@@ -339,7 +340,7 @@ pub(super) unsafe fn limit(time: *const timespec) -> Result<Option<Duration>> {
 
 // ---- poll ----------------------------------------------------------------------
 
-/// The kernel's poll(2), which does not wait.
+/// Calls the kernel's poll(2) without waiting.
 pub(crate) fn poll_now(list: &mut [PollFd]) -> Result<usize> {
     if list.is_empty() {
         return Ok(0);
@@ -349,18 +350,19 @@ pub(crate) fn poll_now(list: &mut [PollFd]) -> Result<usize> {
     super::checked(found).map(|found| found as usize)
 }
 
-/// A list that the kernel does not look at (EINVAL), so that it may be shorter than it says.
+/// Reports a list that the kernel rejects unread (EINVAL), so it may be shorter than its
+/// count states.
 fn is_too_long(count: nfds_t) -> bool {
-    /// As long as no limit is lower.
+    /// Lists up to this length are valid as long as no limit is lower.
     const ANY: nfds_t = 1024;
     let most = || rustix::process::getrlimit(rustix::process::Resource::Nofile).current;
     count > ANY && most().is_some_and(|most| count > most)
 }
 
-/// The stack, if something in a list is its.
+/// Returns the stack, if it owns a descriptor in a list.
 ///
 /// # Safety
-/// As poll(2) has it.
+/// The arguments are as poll(2) requires.
 unsafe fn listed<'a>(
     list: *mut pollfd,
     count: nfds_t,
@@ -368,7 +370,7 @@ unsafe fn listed<'a>(
     if list.is_null() || count == 0 || is_too_long(count) {
         return None;
     }
-    // SAFETY: the caller's; a PollFd is a pollfd.
+    // SAFETY: guaranteed by the caller; a PollFd is a pollfd.
     let list = unsafe { slice::from_raw_parts_mut(list.cast::<PollFd>(), count as usize) };
     let mut found = None;
     for entry in list.iter() {
@@ -377,7 +379,7 @@ unsafe fn listed<'a>(
     found.map(|posix| (posix, list))
 }
 
-/// `ppoll(2)` of a list of which some are ours.
+/// `ppoll(2)` of a list that holds descriptors of the stack.
 fn poll_here(
     posix: &Posix,
     list: &mut [PollFd],
@@ -394,10 +396,10 @@ pub(super) unsafe extern "C-unwind" fn poll(
     count: nfds_t,
     milliseconds: c_int,
 ) -> c_int {
-    // SAFETY: the caller's.
+    // SAFETY: guaranteed by the caller.
     match unsafe { listed(list, count) } {
         Some((posix, list)) => answer(poll_here(posix, list, timeout(milliseconds), None)) as c_int,
-        // SAFETY: the caller's.
+        // SAFETY: guaranteed by the caller.
         None => unsafe {
             let timeout = timeout(milliseconds);
             poll_in_kernel(list, count, timeout, ptr::null(), || {
@@ -407,10 +409,11 @@ pub(super) unsafe extern "C-unwind" fn poll(
     }
 }
 
-/// As `kernel`, a poll of nothing of ours, until an epoll set in the list becomes ours.
+/// Runs `kernel`, a poll of kernel descriptors alone, until the stack adopts an epoll set
+/// in the list.
 ///
 /// # Safety
-/// As ppoll(2) has it.
+/// The arguments are as ppoll(2) requires.
 unsafe fn poll_in_kernel(
     list: *mut pollfd,
     count: nfds_t,
@@ -420,7 +423,7 @@ unsafe fn poll_in_kernel(
 ) -> c_int {
     let given = match list.is_null() || is_too_long(count) {
         true => &[],
-        // SAFETY: the caller's.
+        // SAFETY: guaranteed by the caller.
         false => unsafe { slice::from_raw_parts(list, count as usize) },
     };
     let sets = sets_among(given.iter().map(|entry| entry.fd), timeout);
@@ -429,9 +432,9 @@ unsafe fn poll_in_kernel(
     }
     let begun = timeout.map(|_| Instant::now());
     let found = asleep_in(&sets, kernel);
-    // SAFETY: the caller's.
+    // SAFETY: guaranteed by the caller.
     match unsafe { listed(list, count) } {
-        // SAFETY: the caller's.
+        // SAFETY: guaranteed by the caller.
         Some((posix, list)) if found != Some(-1) => unsafe {
             let signals = signal_set(signals);
             let left = left_of(timeout, begun);
@@ -441,7 +444,7 @@ unsafe fn poll_in_kernel(
     }
 }
 
-/// The epoll sets among what a call is about to sleep on.
+/// Returns the epoll sets among the descriptors on which a call is about to sleep.
 fn sets_among(numbers: impl Iterator<Item = c_int>, timeout: Option<Duration>) -> Vec<c_int> {
     watch::waits();
     let mut sets = numbers.filter(|&fd| candidates::is_set(fd)).peekable();
@@ -451,8 +454,8 @@ fn sets_among(numbers: impl Iterator<Item = c_int>, timeout: Option<Duration>) -
     sets.collect()
 }
 
-/// What `kernel` returns, with this thread counted as asleep in sets of the kernel's; `None`
-/// without it where one is ours.
+/// Returns the result of `kernel`, with this thread counted as asleep in kernel sets.
+/// Returns `None` without the call if one of the sets is the stack's.
 fn asleep_in(sets: &[c_int], kernel: impl FnOnce() -> c_int) -> Option<c_int> {
     let sleepers: Vec<Sleeper> = sets.iter().map(|&set| Sleeper::enter(set)).collect();
     let is_ours = |set: &c_int| ours(*set).is_some();
@@ -479,16 +482,16 @@ pub(super) unsafe extern "C-unwind" fn ppoll(
     time: *const timespec,
     signals: *const sigset_t,
 ) -> c_int {
-    // SAFETY: the caller's.
+    // SAFETY: guaranteed by the caller.
     match unsafe { listed(list, count) } {
-        // SAFETY: the caller's.
+        // SAFETY: guaranteed by the caller.
         Some((posix, list)) => unsafe {
             let signals = signal_set(signals);
             let found =
                 limit(time).and_then(|limit| poll_here(posix, list, limit, signals.as_ref()));
             answer(found) as c_int
         },
-        // SAFETY: the caller's.
+        // SAFETY: guaranteed by the caller.
         None => unsafe {
             let timeout = limit(time).unwrap_or(Some(Duration::ZERO));
             poll_in_kernel(list, count, timeout, signals, || {
@@ -498,7 +501,7 @@ pub(super) unsafe extern "C-unwind" fn ppoll(
     }
 }
 
-/// The C library's end of a program whose list is shorter than it says.
+/// Ends a program whose list is shorter than its count, as the C library does.
 fn check(count: nfds_t, room: usize) {
     if count as usize > room / size_of::<pollfd>() {
         // SAFETY: does not return.
@@ -514,7 +517,7 @@ unsafe extern "C-unwind" fn __poll_chk(
     room: usize,
 ) -> c_int {
     check(count, room);
-    // SAFETY: the caller's.
+    // SAFETY: guaranteed by the caller.
     unsafe { poll(list, count, milliseconds) }
 }
 
@@ -527,6 +530,6 @@ unsafe extern "C-unwind" fn __ppoll_chk(
     room: usize,
 ) -> c_int {
     check(count, room);
-    // SAFETY: the caller's.
+    // SAFETY: guaranteed by the caller.
     unsafe { ppoll(list, count, time, signals) }
 }

@@ -1,5 +1,5 @@
-//! io_uring, by which sockets of the stack cannot be reached: programs that ask for it by liburing
-//! or `syscall` find that there is none, and have epoll to fall back to.
+//! io_uring, which cannot reach sockets of the stack. Programs that request it by liburing or
+//! `syscall` find that it does not exist, and can fall back to epoll.
 
 use std::ffi::{CStr, c_int, c_uint, c_void};
 use std::ptr;
@@ -7,14 +7,14 @@ use std::ptr;
 use crate::process::is_inside;
 use crate::promote::may_promote;
 
-/// The function of that name in the libraries behind this one.
+/// Returns the function of that name in the libraries after this one.
 fn next(name: &CStr) -> Option<*mut c_void> {
-    // SAFETY: a name.
+    // SAFETY: passes a name.
     let found = unsafe { libc::dlsym(libc::RTLD_NEXT, name.as_ptr()) };
     (!found.is_null()).then_some(found)
 }
 
-/// Functions of liburing that make a ring; errors are negative numbers.
+/// Functions of liburing that create a ring; errors are negative numbers.
 macro_rules! refused {
     ($($name:ident($($argument:ident: $type:ty),*);)*) => {$(
         #[unsafe(no_mangle)]
@@ -40,7 +40,7 @@ refused! {
     io_uring_queue_init_mem(entries: c_uint, ring: *mut c_void, parameters: *mut c_void, memory: *mut c_void, length: usize);
 }
 
-/// What a ring can do, for which liburing makes one.
+/// Reports the features of a ring; liburing creates one to find them.
 #[unsafe(no_mangle)]
 unsafe extern "C" fn io_uring_get_probe() -> *mut c_void {
     match next(c"io_uring_get_probe") {

@@ -12,16 +12,16 @@ use crate::confinement;
 use crate::needed::Confinement;
 use crate::report;
 
-/// A server that has its sockets and leaves the root directory, in which its manager and the
-/// kernel's files about the interface are found, attends to them afterwards.
+/// A server that has its sockets and changes its root directory will attend to them
+/// afterwards. The new root may lack its manager and the kernel's files about the interface.
 #[unsafe(no_mangle)]
 pub(super) unsafe extern "C" fn chroot(path: *const c_char) -> c_int {
     confinement::before();
-    // SAFETY: the caller's.
+    // SAFETY: guaranteed by the caller.
     unsafe { originals::chroot(path) }
 }
 
-/// A limit is about to be set.
+/// Called before a limit is set.
 fn before(resource: c_uint) {
     match resource {
         libc::RLIMIT_NPROC => confinement::before(),
@@ -30,12 +30,12 @@ fn before(resource: c_uint) {
     }
 }
 
-/// A server that forbids itself to make threads, as HAProxy does, attends to its sockets
-/// afterwards, too.
+/// A server that forbids itself to create threads, as HAProxy does, will also attend to
+/// its sockets afterwards.
 #[unsafe(no_mangle)]
 pub(super) unsafe extern "C" fn setrlimit(resource: c_uint, limit: *const libc::rlimit) -> c_int {
     before(resource);
-    // SAFETY: the caller's.
+    // SAFETY: guaranteed by the caller.
     unsafe { originals::setrlimit(resource, limit) }
 }
 
@@ -52,23 +52,23 @@ pub(super) unsafe extern "C" fn prlimit(
     limit: *const libc::rlimit,
     old: *mut libc::rlimit,
 ) -> c_int {
-    // Of another process it does no harm.
+    // For another process it does no harm.
     if !limit.is_null() {
         before(resource);
     }
-    // SAFETY: the caller's.
+    // SAFETY: guaranteed by the caller.
     unsafe { originals::prlimit(process, resource, limit, old) }
 }
 
-/// This process has been put under a filter of system calls.
+/// This process is under a seccomp filter.
 static FILTERED: AtomicBool = AtomicBool::new(false);
 
-/// It is under one from now on, or may be.
+/// Records that it is under one from now on, or may be.
 pub(super) fn note_filter() {
     FILTERED.store(true, Ordering::Relaxed);
 }
 
-/// Whether a filter may refuse calls that no stack needs.
+/// Reports whether a filter may refuse calls that no stack needs.
 pub(super) fn has_filter() -> bool {
     FILTERED.load(Ordering::Relaxed)
 }
@@ -85,7 +85,7 @@ pub(super) unsafe extern "C" fn prctl(
     c: usize,
     d: usize,
 ) -> c_int {
-    // SAFETY: the caller's.
+    // SAFETY: guaranteed by the caller.
     let call = || unsafe { originals::prctl(option, a, b, c, d) };
     if option != libc::PR_SET_SECCOMP {
         return call();
@@ -94,19 +94,19 @@ pub(super) unsafe extern "C" fn prctl(
     let install = || checked(call());
     number(match a as c_uint {
         libc::SECCOMP_MODE_STRICT => confinement::confine(&Confinement::Strict, false, install),
-        // SAFETY: the caller's.
+        // SAFETY: guaranteed by the caller.
         libc::SECCOMP_MODE_FILTER => unsafe { filtered(b as _, false, install) },
         _ => install(),
     })
 }
 
-/// seccomp(2), which the C library has not.
+/// seccomp(2), which the C library lacks.
 pub(super) unsafe fn seccomp(
     operation: c_uint,
     flags: c_uint,
     arguments: *const sock_fprog,
 ) -> c_int {
-    // SAFETY: the caller's.
+    // SAFETY: guaranteed by the caller.
     let call = || unsafe {
         let (operation, flags) = (operation as usize, flags as usize);
         originals::syscall(
@@ -124,28 +124,28 @@ pub(super) unsafe fn seccomp(
     let all_threads = u64::from(flags) & libc::SECCOMP_FILTER_FLAG_TSYNC != 0;
     number(match operation {
         SET_MODE_STRICT => confinement::confine(&Confinement::Strict, false, install),
-        // SAFETY: the caller's.
+        // SAFETY: guaranteed by the caller.
         SET_MODE_FILTER => unsafe { filtered(arguments, all_threads, install) },
         _ => install(),
     })
 }
 
 /// # Safety
-/// As seccomp(2) has its filters.
+/// The filters are as seccomp(2) requires.
 unsafe fn filtered(
     program: *const sock_fprog,
     all_threads: bool,
     install: impl FnOnce() -> Result<c_int>,
 ) -> Result<c_int> {
-    // SAFETY: the caller's: null, or a program.
+    // SAFETY: guaranteed by the caller: null, or a program.
     let filter = unsafe { program.as_ref() }.filter(|it| !it.filter.is_null());
-    // The kernel says what is wrong.
+    // The kernel reports the error.
     let Some(program) = filter else {
         return install();
     };
-    // SAFETY: the caller's: so many instructions.
+    // SAFETY: guaranteed by the caller: that many instructions.
     let filter = unsafe { std::slice::from_raw_parts(program.filter, program.len.into()) };
-    // Filters may ask whether a call is of the C library's.
+    // Filters may check whether a call comes from the C library.
     let address = originals::syscall as *const () as u64;
     confinement::confine(&Confinement::Filter(filter, address), all_threads, install)
 }

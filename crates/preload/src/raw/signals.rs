@@ -1,10 +1,10 @@
-//! Handlers of signals: one that finds its thread inside the stack, whose locks it may
-//! hold, waits until the thread is out.
+//! Signal handlers. A handler that finds its thread inside the stack, whose locks the
+//! thread may hold, waits until the thread has left.
 //!
-//! Meanwhile its signal is blocked, as far as the thread has not blocked it itself: more of
-//! the same wait in the kernel, which knows how many there are, and in which order. No signal
-//! but those that an instruction causes interrupts [`deliver`]: the mask that it changes is the
-//! one that the thread goes on with.
+//! Meanwhile its signal is blocked, if the thread has not blocked it itself. More signals of
+//! that number wait in the kernel, which keeps their count and order. Only signals that an
+//! instruction causes interrupt [`deliver`]: the mask that it changes is the one with which the
+//! thread continues.
 
 use std::cell::{Cell, UnsafeCell};
 use std::ffi::{c_int, c_void};
@@ -20,12 +20,12 @@ use super::{cancellation, fail, originals, stacks};
 use crate::process;
 use crate::promote;
 
-/// Numbers of signals are below this.
+/// Signal numbers are below this.
 const SIGNALS: usize = 65;
 /// Signals that may wait in a thread, each of another number.
 const WAITING_MAX: usize = 8;
 
-/// A program's handler.
+/// A handler of the program.
 struct Handler {
     function: AtomicUsize,
     /// `sa_flags`.
@@ -44,15 +44,15 @@ static HANDLERS: [Handler; SIGNALS] = [const {
 
 /// Signals that a thread has put off.
 struct Waiting {
-    /// Handlers that interrupt each other count it.
+    /// Incremented by handlers, which may interrupt each other.
     count: AtomicUsize,
     signals: UnsafeCell<[MaybeUninit<(c_int, siginfo_t)>; WAITING_MAX]>,
-    /// Signals that are blocked because one waits.
+    /// Signals that are blocked because one of them waits.
     blocked: Cell<u64>,
-    /// What handlers that have waited, and run, block. One that is not blocked any more is held
-    /// by none: its handler has left by a jump, or has unblocked it.
+    /// Signals that are blocked by late handlers that still run. A signal that is not blocked
+    /// any more is held by none: its handler has left by a jump, or has unblocked it.
     held: Cell<u64>,
-    /// All of those that have run since a call began may have it begin again (SA_RESTART).
+    /// All handlers that have run since a call began permit a restart (SA_RESTART).
     restarts: Cell<bool>,
 }
 
@@ -72,7 +72,7 @@ fn handler(signal: c_int) -> Option<&'static Handler> {
     HANDLERS.get(usize::try_from(signal).ok()?)
 }
 
-/// Signals that the instruction at hand has caused: they cannot wait.
+/// Signals that the current instruction has caused: they cannot wait.
 const CAUSED: [c_int; 6] = [
     libc::SIGSEGV,
     libc::SIGBUS,
@@ -82,13 +82,14 @@ const CAUSED: [c_int; 6] = [
     libc::SIGSYS,
 ];
 
-/// The mask of a set of the C library's, which begins with the kernel's.
+/// Returns the mask of a C library set, which begins with the kernel's.
 fn bits_of(set: &mut libc::sigset_t) -> &mut u64 {
-    // SAFETY: the kernel's set is as long, and at the beginning of the C library's.
+    // SAFETY: the kernel's set has this length, and is at the beginning of the C
+    // library's.
     unsafe { &mut *(&raw mut *set).cast::<u64>() }
 }
 
-/// What the kernel calls.
+/// Called by the kernel.
 unsafe extern "C" fn deliver(signal: c_int, info: *mut siginfo_t, context: *mut c_void) {
     // SAFETY: null, or the kernel's.
     let (about, interrupted) = unsafe { (info.as_ref(), context.cast::<ucontext_t>().as_mut()) };
@@ -102,7 +103,7 @@ unsafe extern "C" fn deliver(signal: c_int, info: *mut siginfo_t, context: *mut 
         let before = *bits_of(&mut interrupted.uc_sigmask);
         SignalSet::from_bits(before | blocked_by(signal)).set();
     }
-    // SAFETY: as the kernel calls it.
+    // SAFETY: called as the kernel calls it.
     unsafe { run(signal, info, context) };
 }
 
@@ -110,7 +111,7 @@ fn bit(signal: c_int) -> u64 {
     1 << (signal - 1)
 }
 
-/// What is blocked while the handler of a signal runs.
+/// Returns the signals that are blocked while the handler of a signal runs.
 fn blocked_by(signal: c_int) -> u64 {
     let Some(handler) = handler(signal) else {
         return 0;
@@ -122,7 +123,7 @@ fn blocked_by(signal: c_int) -> u64 {
     }
 }
 
-/// False where it cannot wait.
+/// Puts a signal off; returns false if it cannot wait.
 fn put_off(signal: c_int, info: &siginfo_t, interrupted: &mut ucontext_t) -> bool {
     let put = WAITING.try_with(|waiting| {
         let place = waiting.count.fetch_add(1, Ordering::Relaxed);
@@ -130,8 +131,8 @@ fn put_off(signal: c_int, info: &siginfo_t, interrupted: &mut ucontext_t) -> boo
             waiting.count.fetch_sub(1, Ordering::Relaxed);
             return false;
         }
-        // SAFETY: of this thread alone, of which a handler that interrupts this one here has
-        // another place, and who takes them out has blocked all.
+        // SAFETY: accessed by this thread alone. A handler that interrupts this one uses
+        // another entry, and the code that removes entries blocks all signals.
         unsafe {
             let places = waiting
                 .signals
@@ -139,7 +140,7 @@ fn put_off(signal: c_int, info: &siginfo_t, interrupted: &mut ucontext_t) -> boo
                 .cast::<MaybeUninit<(c_int, siginfo_t)>>();
             (*places.add(place)).write((signal, *info));
         }
-        // It has come: it is blocked by no handler.
+        // The signal was delivered, so no handler blocks it.
         waiting.held.set(waiting.held.get() & !bit(signal));
         let mask = bits_of(&mut interrupted.uc_sigmask);
         if *mask & bit(signal) == 0 {
@@ -154,7 +155,7 @@ fn put_off(signal: c_int, info: &siginfo_t, interrupted: &mut ucontext_t) -> boo
 /// Calls the program's handler.
 ///
 /// # Safety
-/// As the kernel calls it.
+/// The arguments are those of the kernel's call.
 unsafe fn run(signal: c_int, info: *mut siginfo_t, context: *mut c_void) {
     let Some(handler) = handler(signal) else {
         return;
@@ -167,23 +168,24 @@ unsafe fn run(signal: c_int, info: *mut siginfo_t, context: *mut c_void) {
     if flags & libc::SA_RESTART == 0 {
         let _ = WAITING.try_with(|waiting| waiting.restarts.set(false));
     }
-    // The kernel, too, gives all three to a handler that asks for one.
+    // The kernel, too, passes all three to a handler that takes one.
     type Long = unsafe extern "C" fn(c_int, *mut siginfo_t, *mut c_void);
-    // SAFETY: the program has said that it is one.
+    // SAFETY: the program has registered it as a handler.
     let function = unsafe { core::mem::transmute::<usize, Long>(function) };
     // SAFETY: as above.
     unsafe { function(signal, info, context) };
 }
 
-/// As [`run`], of a signal that has waited: the place that the handler finds interrupted is this
-/// call, as that of a signal which comes while a system call returns. Where it says another mask
-/// (`uc_sigmask`) that is the result; other changes are lost.
+/// As [`run`], for a signal that has waited. The handler sees this call as the interrupted
+/// place, like a signal that arrives as a system call returns. If it sets another mask
+/// (`uc_sigmask`), that is the result; other changes are lost.
 ///
 /// # Safety
-/// As [`run`], with all signals blocked, which it changes to what the handler asks for.
+/// As [`run`], with all signals blocked; the function changes that to what the handler
+/// requests.
 unsafe fn run_late(signal: c_int, info: &mut siginfo_t, before: u64) -> u64 {
     let mut context = MaybeUninit::<ucontext_t>::zeroed();
-    // SAFETY: fills it, but for what is zero.
+    // SAFETY: fills it, except for fields that are zero.
     let context = unsafe {
         libc::getcontext(context.as_mut_ptr());
         context.assume_init_mut()
@@ -200,17 +202,17 @@ unsafe fn run_late(signal: c_int, info: &mut siginfo_t, before: u64) -> u64 {
     match stack.ss_flags & (libc::SS_ONSTACK | libc::SS_DISABLE) {
         0 if wants(libc::SA_ONSTACK) => {
             let top = stack.ss_sp.wrapping_byte_add(stack.ss_size);
-            // SAFETY: a stack of the program's, which this thread does not use, as the kernel
-            // would have called it there.
+            // SAFETY: a stack of the program that this thread does not use; the kernel would
+            // have called the handler there.
             unsafe { stacks::call_on(top, || run(signal, &raw mut *info, place)) };
         }
-        // SAFETY: the caller's.
+        // SAFETY: guaranteed by the caller.
         _ => unsafe { run(signal, &raw mut *info, place) },
     }
     *bits_of(&mut context.uc_sigmask)
 }
 
-/// In a forked child: what waits is its parent's. Async-signal-safe.
+/// Called in a forked child: the signals that wait are its parent's. Async-signal-safe.
 pub(super) fn forget_waiting() {
     let _ = WAITING.try_with(|waiting| {
         waiting.count.store(0, Ordering::Relaxed);
@@ -222,7 +224,8 @@ pub(super) fn forget_waiting() {
     });
 }
 
-/// The thread is out of the stack: what has waited runs, as the kernel would have had it run.
+/// Called as the thread leaves the stack: runs the handlers that have waited, as the kernel
+/// would have run them.
 #[inline]
 pub(crate) fn run_waiting() {
     let count = |waiting: &Waiting| waiting.count.load(Ordering::Relaxed);
@@ -232,20 +235,20 @@ pub(crate) fn run_waiting() {
 }
 
 impl Waiting {
-    /// The first that no handler which runs has blocked, taken out.
+    /// Removes and returns the first signal that no running handler blocks.
     ///
     /// # Safety
     /// Handlers are blocked in this thread.
     unsafe fn next(&self) -> Option<(c_int, siginfo_t)> {
         let count = self.count.load(Ordering::Relaxed);
-        // SAFETY: of this thread alone.
+        // SAFETY: accessed by this thread alone.
         let signals = unsafe { &mut *self.signals.get() }.get_mut(..count)?;
         // SAFETY: the first `count` are written.
         let signal = |it: &MaybeUninit<(c_int, siginfo_t)>| unsafe { it.assume_init_ref() }.0;
         let held = self.held.get();
         let place = signals.iter().position(|it| bit(signal(it)) & held == 0)?;
         let rest = signals.get_mut(place..)?;
-        // SAFETY: as above; it is not looked at again.
+        // SAFETY: as above; it is not read again.
         let next = rest.first().map(|it| unsafe { it.assume_init_read() });
         rest.rotate_left(1);
         self.count.store(count - 1, Ordering::Relaxed);
@@ -262,18 +265,18 @@ fn run_each() {
             let before = SignalSet::full().block().bits();
             let held = waiting.held.get() & before;
             waiting.held.set(held);
-            // SAFETY: they are.
+            // SAFETY: handlers are blocked.
             let Some((signal, mut info)) = (unsafe { waiting.next() }) else {
                 let over = waiting.blocked.get() & !held;
                 waiting.blocked.set(waiting.blocked.get() & held);
                 SignalSet::from_bits(before & !over).set();
                 break;
             };
-            // It is blocked since it waits.
+            // The signal has been blocked since it began to wait.
             let before = before & !(waiting.blocked.get() & bit(signal));
             waiting.blocked.set(waiting.blocked.get() & !bit(signal));
             waiting.held.set(held | blocked_by(signal));
-            // SAFETY: as the kernel would have called it.
+            // SAFETY: called as the kernel would have called it.
             let after = unsafe { run_late(signal, &mut info, before) };
             waiting.held.set(held);
             SignalSet::from_bits(after).set();
@@ -282,7 +285,7 @@ fn run_each() {
     fail(errno.unwrap_or(0));
 }
 
-/// Makes a call in the stack, and again after EINTR where it [`begins_again`].
+/// Makes a call in the stack, and repeats it after EINTR if it [`begins_again`].
 pub(super) fn restarting<T>(
     posix: &Posix,
     fd: c_int,
@@ -304,15 +307,15 @@ pub(super) fn restarting<T>(
     })
 }
 
-/// Makes a call that may begin again.
+/// Makes a call that may be restarted.
 pub(super) fn first_of_many<T>(call: impl FnOnce() -> T) -> T {
     let _ = WAITING.try_with(|waiting| waiting.restarts.set(true));
     call()
 }
 
-/// Whether a call that ended with EINTR begins again: if all handlers that ran have SA_RESTART
-/// and the socket has no `timeout` of such calls ([`Posix::read_timeout`] or
-/// [`Posix::write_timeout`]), as on Linux (signal(7)).
+/// Reports whether a call that ended with EINTR is restarted. As on Linux (signal(7)), all
+/// handlers that ran must have SA_RESTART, and the socket no `timeout` for such calls
+/// ([`Posix::read_timeout`] or [`Posix::write_timeout`]).
 pub(super) fn begins_again(
     posix: &Posix,
     fd: c_int,
@@ -328,9 +331,9 @@ pub(super) unsafe extern "C" fn sigaction(
     action: *const Action,
     old: *mut Action,
 ) -> c_int {
-    // What a child of vfork has called is not what its parent, whose table it has, is to call.
+    // A child of vfork shares its parent's table, so its handlers must not be recorded there.
     let passes = !promote::may_promote() || process::is_in_child();
-    // SAFETY: the caller's.
+    // SAFETY: guaranteed by the caller.
     let mut wanted = unsafe { action.as_ref() }.copied();
     let kept = handler(signal).map(|it| {
         let function = it.function.load(Ordering::Acquire);
@@ -358,9 +361,9 @@ pub(super) unsafe extern "C" fn sigaction(
     let wanted = wanted
         .as_ref()
         .map_or(std::ptr::null(), |it| &raw const *it);
-    // SAFETY: an action that is here, and the caller's place.
+    // SAFETY: an action on this stack, and the caller's place.
     let result = unsafe { originals::sigaction(signal, wanted, old) };
-    // SAFETY: the caller's.
+    // SAFETY: guaranteed by the caller.
     if let (0, Some(old), Some((function, flags, mask))) = (result, unsafe { old.as_mut() }, kept)
         && old.sa_sigaction == deliver as *const () as sighandler_t
     {
@@ -372,7 +375,7 @@ pub(super) unsafe extern "C" fn sigaction(
     result
 }
 
-/// The kernel's action, which the C library has in another order.
+/// The kernel's action, whose fields the C library orders differently.
 #[repr(C)]
 pub(super) struct KernelAction {
     handler: sighandler_t,
@@ -381,29 +384,29 @@ pub(super) struct KernelAction {
     mask: u64,
 }
 
-/// rt_sigaction(2). Where a handler returns to is the C library's to say.
+/// rt_sigaction(2). The C library determines where a handler returns to.
 ///
 /// # Safety
-/// As the system call has it.
+/// The arguments are as the system call requires.
 pub(super) unsafe fn rt_sigaction(
     signal: c_int,
     action: *const KernelAction,
     old: *mut KernelAction,
     length: usize,
 ) -> c_int {
-    // SAFETY: all zero is an action: SIG_DFL.
+    // SAFETY: an all-zero action is valid: SIG_DFL.
     let (mut wanted, mut found): (Action, Action) = unsafe { core::mem::zeroed() };
-    // SAFETY: the caller's.
+    // SAFETY: guaranteed by the caller.
     let given = unsafe { action.as_ref() }.filter(|_| length == size_of::<u64>());
     if let Some(given) = given {
         wanted.sa_sigaction = given.handler;
         wanted.sa_flags = given.flags as c_int;
         *bits_of(&mut wanted.sa_mask) = given.mask;
     }
-    // The C library has two signals for itself.
+    // The C library reserves two signals for itself.
     if length != size_of::<u64>() || (32..=33).contains(&signal) {
         let (action, old) = (action.expose_provenance(), old.expose_provenance());
-        // SAFETY: the caller's.
+        // SAFETY: guaranteed by the caller.
         return unsafe {
             let number = libc::SYS_rt_sigaction;
             originals::syscall(number, signal as usize, action, old, length, 0, 0) as c_int
@@ -412,7 +415,7 @@ pub(super) unsafe fn rt_sigaction(
     let wanted = given.map_or(std::ptr::null(), |_| &raw const wanted);
     // SAFETY: actions that are here.
     let result = unsafe { sigaction(signal, wanted, &raw mut found) };
-    // SAFETY: the caller's.
+    // SAFETY: guaranteed by the caller.
     if let (0, Some(old)) = (result, unsafe { old.as_mut() }) {
         *old = KernelAction {
             handler: found.sa_sigaction,
@@ -424,9 +427,9 @@ pub(super) unsafe fn rt_sigaction(
     result
 }
 
-/// signal(2) with what the C library's has: it restarts calls, or not.
+/// signal(2) with the C library's semantics: it restarts calls, or does not.
 fn simple(signal: c_int, function: sighandler_t, flags: c_int) -> sighandler_t {
-    // SAFETY: all zero is an action: SIG_DFL.
+    // SAFETY: an all-zero action is valid: SIG_DFL.
     let (mut action, mut old): (Action, Action) = unsafe { core::mem::zeroed() };
     action.sa_sigaction = function;
     action.sa_flags = flags;
@@ -442,10 +445,10 @@ extern "C" fn signal(number: c_int, function: sighandler_t) -> sighandler_t {
     simple(number, function, libc::SA_RESTART)
 }
 
-/// The C library's changes its own action, of which we would not hear.
+/// The C library's version changes its own action, unseen by this library.
 #[unsafe(no_mangle)]
 extern "C" fn siginterrupt(signal: c_int, interrupts: c_int) -> c_int {
-    // SAFETY: all zero is an action: SIG_DFL.
+    // SAFETY: an all-zero action is valid: SIG_DFL.
     let mut action: Action = unsafe { core::mem::zeroed() };
     // SAFETY: a place for an action.
     if unsafe { sigaction(signal, std::ptr::null(), &raw mut action) } != 0 {
@@ -455,7 +458,7 @@ extern "C" fn siginterrupt(signal: c_int, interrupts: c_int) -> c_int {
         0 => action.sa_flags |= libc::SA_RESTART,
         _ => action.sa_flags &= !libc::SA_RESTART,
     }
-    // SAFETY: the action that it has, but for a flag.
+    // SAFETY: the current action, except for a flag.
     unsafe { sigaction(signal, &raw const action, std::ptr::null_mut()) }
 }
 
@@ -479,10 +482,11 @@ extern "C" fn __sysv_signal(number: c_int, function: sighandler_t) -> sighandler
     simple(number, function, libc::SA_RESETHAND | libc::SA_NODEFER)
 }
 
-/// SIG_HOLD of signal.h: what `sigset` takes for "block it", and returns of what was blocked.
+/// SIG_HOLD of signal.h: for `sigset` it means "block the signal", and as a result that the
+/// signal was blocked.
 const SIG_HOLD: sighandler_t = 2;
 
-/// The C library's sets a handler of which we would not hear.
+/// The C library's version sets a handler unseen by this library.
 #[unsafe(no_mangle)]
 extern "C" fn sigset(number: c_int, function: sighandler_t) -> sighandler_t {
     let mut change = SignalSet::empty();
@@ -490,7 +494,7 @@ extern "C" fn sigset(number: c_int, function: sighandler_t) -> sighandler_t {
         fail(libc::EINVAL);
         return libc::SIG_ERR;
     }
-    // SAFETY: all zero is an action: SIG_DFL.
+    // SAFETY: an all-zero action is valid: SIG_DFL.
     let mut old: Action = unsafe { core::mem::zeroed() };
     // SAFETY: a place for an action.
     if unsafe { sigaction(number, std::ptr::null(), &raw mut old) } != 0 {

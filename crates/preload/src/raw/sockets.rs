@@ -26,7 +26,7 @@ pub(super) unsafe extern "C-unwind" fn socket(
     kind: c_int,
     protocol: c_int,
 ) -> c_int {
-    // SAFETY: the caller's.
+    // SAFETY: guaranteed by the caller.
     let fd = unsafe { originals::socket(domain, kind, protocol) };
     if super::given::given(fd) >= 0 && !is_inside() {
         watch::forget(fd);
@@ -41,9 +41,9 @@ pub(super) unsafe extern "C-unwind" fn connect(
     to: *const sockaddr,
     length: socklen_t,
 ) -> c_int {
-    // SAFETY: the caller's.
+    // SAFETY: guaranteed by the caller.
     let remote = unsafe { address(to, length) };
-    // SAFETY: the caller's.
+    // SAFETY: guaranteed by the caller.
     let leaves = || unsafe { is_of_no_family(to, length) };
     let again = |posix: &Posix, remote| {
         let connect = || posix.connect(fd, remote);
@@ -67,17 +67,17 @@ pub(super) unsafe extern "C-unwind" fn connect(
     };
     match connected {
         Some(result) => done(result),
-        // SAFETY: the caller's.
+        // SAFETY: guaranteed by the caller.
         None => unsafe { originals::connect(fd, to, length) },
     }
 }
 
-/// An address of AF_UNSPEC.
+/// Reports an address of AF_UNSPEC.
 ///
 /// # Safety
-/// As connect(2) has it.
+/// The arguments are as connect(2) requires.
 unsafe fn is_of_no_family(address: *const sockaddr, length: socklen_t) -> bool {
-    // SAFETY: the caller's.
+    // SAFETY: guaranteed by the caller.
     let bytes = unsafe { bytes(address.cast(), length as usize) }.unwrap_or_default();
     let family = bytes.first_chunk().map(|it| u16::from_ne_bytes(*it));
     family == Some(libc::AF_UNSPEC as u16)
@@ -87,7 +87,7 @@ unsafe fn is_of_no_family(address: *const sockaddr, length: socklen_t) -> bool {
 unsafe extern "C-unwind" fn listen(fd: c_int, backlog: c_int) -> c_int {
     match ours(fd) {
         Some(posix) => done(inside(|| posix.listen(fd, backlog))),
-        // SAFETY: the caller's.
+        // SAFETY: guaranteed by the caller.
         None => unsafe { originals::listen(fd, backlog) },
     }
 }
@@ -99,9 +99,9 @@ pub(super) unsafe extern "C-unwind" fn accept(
     length: *mut socklen_t,
 ) -> c_int {
     match attended(fd) {
-        // SAFETY: the caller's.
+        // SAFETY: guaranteed by the caller.
         Some(posix) => unsafe { accept_here(posix, fd, from, length, 0) },
-        // SAFETY: the caller's.
+        // SAFETY: guaranteed by the caller.
         None => accepted_by_kernel(fd, unsafe { originals::accept(fd, from, length) }),
     }
 }
@@ -114,14 +114,14 @@ pub(super) unsafe extern "C-unwind" fn accept4(
     flags: c_int,
 ) -> c_int {
     match attended(fd) {
-        // SAFETY: the caller's.
+        // SAFETY: guaranteed by the caller.
         Some(posix) => unsafe { accept_here(posix, fd, from, length, flags) },
-        // SAFETY: the caller's.
+        // SAFETY: guaranteed by the caller.
         None => accepted_by_kernel(fd, unsafe { originals::accept4(fd, from, length, flags) }),
     }
 }
 
-/// What the kernel has accepted for the program, if anything.
+/// Records a socket that the kernel has accepted for the program, if any.
 fn accepted_by_kernel(listener: c_int, fd: c_int) -> c_int {
     let fd = super::given::given(fd);
     if !is_inside() {
@@ -131,7 +131,7 @@ fn accepted_by_kernel(listener: c_int, fd: c_int) -> c_int {
 }
 
 /// # Safety
-/// As accept4(2) has it.
+/// The arguments are as accept4(2) requires.
 unsafe fn accept_here(
     posix: &Posix,
     fd: c_int,
@@ -144,10 +144,10 @@ unsafe fn accept_here(
             accepted(posix, fd, flags)
         })
         .and_then(|(accepted, peer)| {
-            // SAFETY: the caller's.
+            // SAFETY: guaranteed by the caller.
             let named = peer.map_or(Ok(()), |peer| unsafe { put_address(peer, from, length) });
             named.map(|()| accepted).inspect_err(|_| {
-                // SAFETY: nobody knows the number.
+                // SAFETY: no other code knows the descriptor.
                 unsafe { super::numbers::close(accepted) };
             })
         }),
@@ -163,10 +163,10 @@ fn accepted(posix: &Posix, fd: c_int, flags: c_int) -> Result<(c_int, Option<Soc
         matches!(file, OpenFile::Listener(_)) && !file.is_nonblocking().unwrap_or(true)
     };
     if posix.descriptors().file(fd).is_ok_and(|file| waits(&file)) {
-        // So that no number is taken while it waits.
+        // So that no descriptor is used while it waits.
         if posix.poll(&mut [PollFd::new(fd, Events::IN)], 0)? == 0 {
-            // Who has no number left does not wait for what cannot be accepted.
-            // SAFETY: nobody knows the number.
+            // A caller without a free descriptor does not wait for a connection that it
+            // cannot accept. SAFETY: no other code knows the descriptor.
             unsafe { originals::close(placeholder(cloexec)?) };
         }
         let limit = posix.read_timeout(fd).map_or(-1, |it| {
@@ -185,16 +185,16 @@ fn accepted(posix: &Posix, fd: c_int, flags: c_int) -> Result<(c_int, Option<Soc
         }
         Ok((Accepted::Kernel(socket), peer)) => {
             let how = if cloexec { libc::O_CLOEXEC } else { 0 };
-            // SAFETY: two numbers, of which the second is ours to give.
+            // SAFETY: two descriptors, of which the second belongs to this call.
             checked(unsafe { originals::dup3(socket.as_raw_fd(), number, how) })?;
             let _ = rustix::io::ioctl_fionbio(&socket, nonblocking);
             Ok((number, peer))
         }
         Err(error) => {
-            // SAFETY: nobody knows the number.
+            // SAFETY: no other code knows the descriptor.
             unsafe { originals::close(number) };
-            // One of the kernel's took a number for itself, beside it; with the last it is
-            // taken from the kernel's listener.
+            // A kernel connection used another descriptor beside it; the last free one
+            // lets the kernel's listener accept it.
             if let (Errno(libc::EMFILE), Some(listener)) = (error, super::borrow(fd))
                 && super::poll_now(&mut [PollFd::new(fd, Events::IN)]) == Ok(1)
             {
@@ -209,7 +209,7 @@ fn accepted(posix: &Posix, fd: c_int, flags: c_int) -> Result<(c_int, Option<Soc
     }
 }
 
-/// The socket that numbers of connections name for the kernel.
+/// The socket that a connection's descriptor names for the kernel.
 pub(crate) fn unconnected() -> Option<&'static OwnedFd> {
     static UNCONNECTED: OnceLock<Option<OwnedFd>> = OnceLock::new();
     let made = UNCONNECTED.get_or_init(|| {
@@ -220,8 +220,8 @@ pub(crate) fn unconnected() -> Option<&'static OwnedFd> {
     made.as_ref()
 }
 
-/// The next number of the kernel's, for a connection: it names a socket that is not
-/// connected, so that what passes us by fails.
+/// Allocates the kernel's next descriptor for a connection. It names a socket that is not
+/// connected, so a call that bypasses the library fails.
 fn placeholder(cloexec: bool) -> Result<c_int> {
     let socket = unconnected().ok_or(Errno(libc::EMFILE))?;
     let command = match cloexec {
@@ -236,7 +236,7 @@ fn placeholder(cloexec: bool) -> Result<c_int> {
 pub(super) unsafe extern "C-unwind" fn shutdown(fd: c_int, how: c_int) -> c_int {
     match ours(fd) {
         Some(posix) => done(inside(|| posix.shutdown(fd, how))),
-        // SAFETY: the caller's.
+        // SAFETY: guaranteed by the caller.
         None => unsafe { originals::shutdown(fd, how) },
     }
 }
@@ -248,9 +248,9 @@ pub(super) unsafe extern "C-unwind" fn getsockname(
     length: *mut socklen_t,
 ) -> c_int {
     match ours(fd) {
-        // SAFETY: the caller's.
+        // SAFETY: guaranteed by the caller.
         Some(posix) => unsafe { name(inside(|| posix.getsockname(fd)), to, length) },
-        // SAFETY: the caller's.
+        // SAFETY: guaranteed by the caller.
         None => unsafe { originals::getsockname(fd, to, length) },
     }
 }
@@ -262,18 +262,18 @@ pub(super) unsafe extern "C-unwind" fn getpeername(
     length: *mut socklen_t,
 ) -> c_int {
     match ours(fd) {
-        // SAFETY: the caller's.
+        // SAFETY: guaranteed by the caller.
         Some(posix) => unsafe { name(inside(|| posix.getpeername(fd)), to, length) },
-        // SAFETY: the caller's.
+        // SAFETY: guaranteed by the caller.
         None => unsafe { originals::getpeername(fd, to, length) },
     }
 }
 
 /// # Safety
-/// As getsockname(2) has it.
+/// The arguments are as getsockname(2) requires.
 unsafe fn name(result: Result<SocketAddr>, to: *mut sockaddr, length: *mut socklen_t) -> c_int {
     done(result.and_then(|address| {
-        // SAFETY: the caller's.
+        // SAFETY: guaranteed by the caller.
         unsafe { put_address(address, to, length) }?;
         match to.is_null() {
             true => Err(Errno(libc::EFAULT)),
@@ -288,13 +288,13 @@ unsafe extern "C-unwind" fn sockatmark(fd: c_int) -> c_int {
         Some(_) => {
             let mut mark: c_int = 0;
             let place = (&raw mut mark).expose_provenance();
-            // SAFETY: a number that is here.
+            // SAFETY: an integer on this stack.
             match unsafe { options::ioctl(fd, SIOCATMARK, place) } {
                 0 => mark,
                 error => error,
             }
         }
-        // SAFETY: the caller's.
+        // SAFETY: guaranteed by the caller.
         None => unsafe { originals::sockatmark(fd) },
     }
 }

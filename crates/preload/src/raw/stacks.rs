@@ -1,4 +1,4 @@
-//! Calls on another stack than the thread's.
+//! Calls on a stack other than the thread's.
 
 use std::cell::Cell;
 use std::ffi::c_void;
@@ -6,16 +6,17 @@ use std::mem::{ManuallyDrop, MaybeUninit};
 use std::ptr;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
-/// What making the stack and connections needs at most, in any build.
+/// Most bytes that creating the stack and connections needs, in any build.
 const NEEDED: usize = 256 << 10;
-/// Of the first thread's stack so much is looked at as there: it grows, to RLIMIT_STACK.
+/// Bytes of the first thread's stack that count as available: it grows, up to
+/// RLIMIT_STACK.
 const MAIN: usize = 4 << 20;
 
-/// A place in the first thread's stack, near its beginning; 0 where nothing is known.
+/// An address in the first thread's stack, near its beginning; 0 if unknown.
 static MAIN_BEGINS: AtomicUsize = AtomicUsize::new(0);
 
 thread_local! {
-    /// The lowest and the highest place of this thread's stack.
+    /// The lowest and the highest address of this thread's stack.
     static BOUNDS: Cell<Option<(usize, usize)>> = const { Cell::new(None) };
 }
 
@@ -25,16 +26,16 @@ pub(super) fn note_main() {
     MAIN_BEGINS.store((&raw const here).addr(), Ordering::Relaxed);
 }
 
-/// The bounds of this thread's stack, as it was made.
+/// Returns the bounds of this thread's stack, as it was created.
 fn bounds() -> (usize, usize) {
     let begins = MAIN_BEGINS.load(Ordering::Relaxed);
-    // SAFETY: two numbers.
+    // SAFETY: reads two numbers.
     if unsafe { libc::getpid() == libc::gettid() } && begins != 0 {
         return (begins.saturating_sub(MAIN), begins.saturating_add(MAIN));
     }
     let mut how = MaybeUninit::<libc::pthread_attr_t>::uninit();
     let (mut low, mut size) = (ptr::null_mut(), 0);
-    // SAFETY: fills what it is given, of the calling thread.
+    // SAFETY: fills its arguments, for the calling thread.
     unsafe {
         if libc::pthread_getattr_np(libc::pthread_self(), how.as_mut_ptr()) != 0 {
             return (0, usize::MAX);
@@ -45,8 +46,8 @@ fn bounds() -> (usize, usize) {
     (low.addr(), low.addr() + size)
 }
 
-/// Calls `call`, on a stack of its own where this one is small: that of a thread that was made
-/// with a small one, or of a fiber, of which nothing is known.
+/// Runs `call`, on a new stack if this one is small. That covers a thread with a small stack,
+/// and a fiber, whose stack is unknown.
 pub(crate) fn with_room<T>(call: impl FnOnce() -> T) -> T {
     let here = 0;
     let here = (&raw const here).addr();
@@ -67,10 +68,10 @@ pub(crate) fn with_room<T>(call: impl FnOnce() -> T) -> T {
     if stack == libc::MAP_FAILED {
         return call();
     }
-    // SAFETY: as much as is needed, and nobody's but this call's; what it calls is a call of the
-    // stack's, in which nothing unwinds.
+    // SAFETY: as much as is needed, and used by this call alone; a call of the stack does not
+    // unwind.
     let result = unsafe { call_on(stack.wrapping_byte_add(size), call) };
-    // SAFETY: what was mapped, which is not used any more.
+    // SAFETY: unmaps what was mapped, which is not used any more.
     unsafe { libc::munmap(stack, size) };
     result
 }
@@ -78,17 +79,17 @@ pub(crate) fn with_room<T>(call: impl FnOnce() -> T) -> T {
 /// Calls a function on the stack that ends at `top`.
 ///
 /// # Safety
-/// Memory below `top` that nobody uses meanwhile, as much as the call needs. What is called does
-/// not unwind; it may leave by a jump.
+/// The memory below `top` is used by this call alone, and is as large as the call needs. The
+/// function does not unwind; it may leave by a jump.
 pub(super) unsafe fn call_on<T>(top: *mut c_void, call: impl FnOnce() -> T) -> T {
-    /// What is called, then what it has returned.
+    /// The function to call, then its result.
     union Place<F, T> {
         call: ManuallyDrop<F>,
         result: ManuallyDrop<T>,
     }
     unsafe extern "C" fn begin<F: FnOnce() -> T, T>(place: *mut c_void) {
         let place = place.cast::<Place<F, T>>();
-        // SAFETY: `call_on` has put it there, and waits for the result.
+        // SAFETY: `call_on` has stored it, and waits for the result.
         unsafe {
             let call = ManuallyDrop::take(&mut (*place).call);
             let result = ManuallyDrop::new(call());
@@ -104,7 +105,7 @@ pub(super) unsafe fn call_on<T>(top: *mut c_void, call: impl FnOnce() -> T) -> T
     };
     let argument = (&raw mut place).cast::<c_void>();
     let top = top.map_addr(|top| top & !15);
-    // SAFETY: a register that functions preserve keeps this stack's place meanwhile.
+    // SAFETY: a callee-saved register keeps this stack's address meanwhile.
     #[cfg(target_arch = "x86_64")]
     unsafe {
         core::arch::asm!(
@@ -133,7 +134,7 @@ pub(super) unsafe fn call_on<T>(top: *mut c_void, call: impl FnOnce() -> T) -> T
         );
     }
     #[cfg(not(any(target_arch = "x86_64", target_arch = "aarch64")))]
-    // SAFETY: on this stack, where nothing else is known.
+    // SAFETY: on this stack, which no other code uses.
     unsafe {
         let _ = top;
         begin(argument);

@@ -1,5 +1,5 @@
-//! Streams of the C library over sockets of ours: it reads and writes by itself, so it is
-//! given functions for that.
+//! C library streams over sockets of the stack. The C library reads and writes by itself,
+//! so it is passed functions for that.
 
 use std::ffi::{c_char, c_int, c_void};
 use std::sync::{Mutex, MutexGuard, PoisonError};
@@ -18,7 +18,7 @@ pub(super) struct Functions {
     close: unsafe extern "C-unwind" fn(*mut c_void) -> c_int,
 }
 
-/// The cookie is the number.
+/// Returns the descriptor, which is the cookie.
 fn number(cookie: *mut c_void) -> c_int {
     cookie.addr() as c_int
 }
@@ -37,15 +37,15 @@ unsafe extern "C-unwind" fn write(
     buffer: *const c_char,
     length: usize,
 ) -> ssize_t {
-    // SAFETY: the C library's buffer. An error is 0 there.
+    // SAFETY: the C library's buffer. It expects 0 for an error.
     unsafe { data::write(number(cookie), buffer.cast(), length) }.max(0)
 }
 
-/// Streams that were made here, with their numbers, to be flushed when the program ends: the
-/// C library does it after its end here.
+/// Streams that were created here, with their descriptors, to be flushed when the program
+/// ends. The C library flushes after this library has ended.
 static STREAMS: Mutex<Vec<(c_int, usize)>> = Mutex::new(Vec::new());
 
-/// Nobody makes or closes one meanwhile.
+/// Keeps other threads from creating or closing a stream.
 pub(super) fn hold() -> MutexGuard<'static, Vec<(c_int, usize)>> {
     STREAMS.lock().unwrap_or_else(PoisonError::into_inner)
 }
@@ -56,13 +56,13 @@ unsafe extern "C" {
     fn fflush_unlocked(stream: *mut FILE) -> c_int;
 }
 
-/// Writes what streams have not written yet, but for those that another thread uses.
+/// Flushes the streams, except those that another thread uses.
 pub(super) fn flush() {
     let streams = inside(|| hold().clone());
     for (_, stream) in streams {
         let stream = std::ptr::with_exposed_provenance_mut(stream);
-        // SAFETY: the program has not closed it; who does so while it ends cannot expect more
-        // of the C library's end.
+        // SAFETY: the program has not closed it. A program that closes it while it ends gets
+        // no more than the C library would offer.
         unsafe {
             if ftrylockfile(stream) == 0 {
                 fflush_unlocked(stream);
@@ -72,7 +72,7 @@ pub(super) fn flush() {
     }
 }
 
-/// As of every socket; without it the C library's own call leaves no error.
+/// Fails as on every socket; without it the C library's own call leaves no error.
 unsafe extern "C" fn seek(_: *mut c_void, _: *mut off64_t, _: c_int) -> c_int {
     super::fail(libc::ESPIPE);
     -1
@@ -80,14 +80,14 @@ unsafe extern "C" fn seek(_: *mut c_void, _: *mut off64_t, _: c_int) -> c_int {
 
 unsafe extern "C-unwind" fn close(cookie: *mut c_void) -> c_int {
     inside(|| hold().retain(|&(fd, _)| fd != number(cookie)));
-    // SAFETY: closes the number that the stream has.
+    // SAFETY: closes the descriptor of the stream.
     unsafe { super::numbers::close(number(cookie)) }
 }
 
 #[unsafe(no_mangle)]
 pub(super) unsafe extern "C" fn fdopen(fd: c_int, mode: *const c_char) -> *mut FILE {
     if ours(fd).is_none() {
-        // SAFETY: the caller's.
+        // SAFETY: guaranteed by the caller.
         return unsafe { originals::fdopen(fd, mode) };
     }
     let functions = Functions {
@@ -97,7 +97,7 @@ pub(super) unsafe extern "C" fn fdopen(fd: c_int, mode: *const c_char) -> *mut F
         close,
     };
     let cookie = std::ptr::without_provenance_mut(fd as usize);
-    // SAFETY: functions for such a cookie, and the caller's mode.
+    // SAFETY: the functions match the cookie; the mode is the caller's.
     let stream = unsafe { originals::fopencookie(cookie, mode, functions) };
     if !stream.is_null() {
         inside(|| hold().push((fd, stream.expose_provenance())));
@@ -105,8 +105,8 @@ pub(super) unsafe extern "C" fn fdopen(fd: c_int, mode: *const c_char) -> *mut F
     stream
 }
 
-/// A list of variable arguments of the C library's (`va_list`), where that is a pointer: on
-/// x86-64 an array of one.
+/// The C library's variable argument list (`va_list`), where that is a pointer: on x86-64
+/// to an array of one.
 #[cfg(target_arch = "x86_64")]
 mod print {
     use std::ffi::{c_char, c_int, c_void};
@@ -123,10 +123,10 @@ mod print {
         ) -> c_int;
     }
 
-    /// Writes a text that the C library has made, all of it.
+    /// Writes all of a text that the C library has formatted.
     ///
     /// # Safety
-    /// The text is `length` bytes of malloc's, where that is not negative.
+    /// The text is `length` bytes from malloc, unless that is negative.
     unsafe fn put(fd: c_int, text: *mut c_char, length: c_int) -> c_int {
         let Ok(count) = usize::try_from(length) else {
             return -1;
@@ -144,7 +144,7 @@ mod print {
             }
         }
         let errno = std::io::Error::last_os_error().raw_os_error();
-        // SAFETY: malloc's, and not used any more.
+        // SAFETY: from malloc, and not used any more.
         unsafe { libc::free(text.cast()) };
         super::super::fail(errno.unwrap_or(0));
         result
@@ -157,7 +157,7 @@ mod print {
         list: *mut c_void,
     ) -> c_int {
         if ours(fd).is_none() {
-            // SAFETY: the caller's.
+            // SAFETY: guaranteed by the caller.
             return unsafe { originals::vdprintf(fd, format, list) };
         }
         let mut text = std::ptr::null_mut();
@@ -176,7 +176,7 @@ mod print {
         list: *mut c_void,
     ) -> c_int {
         if ours(fd).is_none() {
-            // SAFETY: the caller's.
+            // SAFETY: guaranteed by the caller.
             return unsafe { originals::__vdprintf_chk(fd, flag, format, list) };
         }
         let mut text = std::ptr::null_mut();
@@ -187,9 +187,9 @@ mod print {
         }
     }
 
-    /// A function of variable arguments, with so many before them, that calls one with their
-    /// list in its `$place`: the registers of arguments are saved and described as the ABI of
-    /// System V has it (AMD64, 3.5.7).
+    /// A variadic function with that many fixed arguments. It passes their list in register
+    /// `$place` to another function. The argument registers are saved and described as the
+    /// System V ABI defines (AMD64, 3.5.7).
     macro_rules! variadic {
         ($name:ident, $fixed:literal, $place:literal, $function:ident) => {
             #[unsafe(no_mangle)]
@@ -232,7 +232,7 @@ mod print {
         };
     }
 
-    // The offset of the first argument that varies, of 8 bytes each, and where the list goes.
+    // The offset of the first variable argument, 8 bytes each, and the register of the list.
     variadic!(dprintf, 16, "rdx", vdprintf);
     variadic!(__dprintf_chk, 24, "rcx", __vdprintf_chk);
 }

@@ -1,4 +1,5 @@
-//! `syscall(2)`: programs that pass the C library's functions by, and say the number.
+//! `syscall(2)`: programs that bypass the C library's functions and pass the call's
+//! number.
 
 use std::ffi::{c_int, c_long};
 
@@ -9,12 +10,12 @@ use super::{
 use crate::candidates;
 use crate::promote;
 
-/// Calls with the arguments that a system call of that number has.
+/// Makes calls with the arguments that a system call of that number has.
 macro_rules! dispatch {
     ($number:expr, $arguments:expr, $otherwise:expr;
      $($name:ident => $module:ident::$function:ident($($index:tt),*);)*) => {
         match $number {
-            // SAFETY: the caller's, who has given the arguments of this call.
+            // SAFETY: guaranteed by the caller, who passes the arguments of this call.
             $(libc::$name => unsafe {
                 $module::$function($($arguments.$index as _),*) as c_long
             },)*
@@ -34,12 +35,12 @@ unsafe extern "C-unwind" fn syscall(
     f: usize,
 ) -> c_long {
     if number == libc::SYS_futex {
-        // The most frequent by far, and nobody's here.
-        // SAFETY: the caller's.
+        // By far the most frequent, and never the stack's. SAFETY: guaranteed by the
+        // caller.
         return unsafe { originals::syscall(number, a, b, c, d, e, f) };
     }
     if number == libc::SYS_io_uring_setup && promote::may_promote() {
-        // By it our sockets could not be reached; who asks has epoll to fall back to.
+        // It could not reach the stack's sockets; the caller can fall back to epoll.
         super::fail(libc::ENOSYS);
         return -1;
     }
@@ -93,9 +94,10 @@ fn unsafe_otherwise(
     number: c_long,
     (a, b, c, d, e, f): (usize, usize, usize, usize, usize, usize),
 ) -> c_long {
-    // Of two architectures, one has these and the other has not.
+    // Calls that one architecture has and the other lacks.
     #[cfg(target_arch = "x86_64")]
-    // SAFETY: the caller's of `syscall`, who has given the arguments of this call.
+    // SAFETY: guaranteed by the caller of `syscall`, who passes the arguments of this
+    // call.
     unsafe {
         match number {
             libc::SYS_dup2 => return numbers::dup2(a as c_int, b as c_int).into(),
@@ -110,7 +112,7 @@ fn unsafe_otherwise(
             _ => {}
         }
     }
-    // Of its mask the C library's function says the length.
+    // The C library's function states the length of its mask itself.
     if number == libc::SYS_epoll_pwait {
         // SAFETY: as above.
         return unsafe { readiness::epoll_pwait(a as _, b as _, c as _, d as _, e as _) }.into();
@@ -137,10 +139,10 @@ fn may_fork(number: c_long) -> bool {
     matches!(number, libc::SYS_clone | libc::SYS_clone3)
 }
 
-/// The flags of a call that returns in a child with memory of its own.
+/// Returns the flags of a call that returns in a child with memory of its own.
 ///
 /// # Safety
-/// As the call has its first argument; the kernel has read it.
+/// The first argument is as the call requires; the kernel has read it.
 unsafe fn flags_of_fork(number: c_long, first: usize) -> Option<u64> {
     #[cfg(target_arch = "x86_64")]
     if number == libc::SYS_fork {
@@ -148,7 +150,7 @@ unsafe fn flags_of_fork(number: c_long, first: usize) -> Option<u64> {
     }
     let flags = match number {
         libc::SYS_clone => first as u64,
-        // SAFETY: the caller's: a structure that begins with them.
+        // SAFETY: guaranteed by the caller: a structure that begins with the flags.
         libc::SYS_clone3 => unsafe { *std::ptr::with_exposed_provenance(first) },
         _ => return None,
     };

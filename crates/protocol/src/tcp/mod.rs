@@ -138,7 +138,7 @@ pub type Time = Duration;
 pub struct FourTuple {
     /// This end.
     pub local: SocketAddr,
-    /// The peer.
+    /// Returns the peer.
     pub remote: SocketAddr,
 }
 

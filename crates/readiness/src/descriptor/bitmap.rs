@@ -1,10 +1,10 @@
-//! Which numbers are in use, as a tree of bitmaps: the paper's `ufalloc`.
+//! The numbers in use, as a tree of bitmaps: the paper's `ufalloc`.
 //!
-//! A bit of the lowest level is a number in use; a bit of any other level is a
-//! word of the level below in which every bit is set. The lowest free number is
-//! found by following the first clear bit from the top, one word a level. The
-//! paper's tree has two levels, 4,096 numbers; this one has as many as its limit
-//! needs: three up to 262,144, four up to 16,777,216, six for every `u32`.
+//! A bit of the lowest level is a number in use. A bit of any other level is a full word
+//! of the level below. The lowest free number is found by following the first clear bit
+//! from the top, one word per level. The paper's tree has two levels, 4,096 numbers. This
+//! one has as many as its limit needs: three up to 262,144, four up to 16,777,216, six
+//! for every `u32`.
 //!
 //! Read first: Banga and Mogul, USENIX 1998, section 5.2 (`ufalloc`).
 
@@ -12,15 +12,15 @@ use std::io;
 
 use super::error;
 
-/// Bits of a word, and as a shift.
+/// Bits per word, and as a shift.
 const BITS: u32 = u64::BITS;
 /// See [`BITS`].
 const SHIFT: u32 = 6;
 
-/// The numbers in use, of those below a limit.
+/// The numbers in use, below a limit.
 ///
-/// Memory is a bit for each number up to the highest ever used, and a 64th of
-/// that for the levels above: words past a level's end are clear.
+/// Memory is one bit per number up to the highest ever used, and a 64th of that for the
+/// levels above. Words past a level's end are clear.
 #[derive(Clone, Debug)]
 pub(crate) struct Bitmap {
     /// The lowest level first; each a 64th of the one before.
@@ -28,7 +28,7 @@ pub(crate) struct Bitmap {
 }
 
 impl Bitmap {
-    /// An empty bitmap for numbers below `limit`.
+    /// Creates an empty bitmap for numbers below `limit`.
     pub(crate) fn new(limit: u32) -> Self {
         let mut bitmap = Bitmap {
             levels: vec![Vec::new()],
@@ -37,7 +37,7 @@ impl Bitmap {
         bitmap
     }
 
-    /// Makes room for numbers below `limit`; never less than there was.
+    /// Makes room for numbers below `limit`; never shrinks.
     pub(crate) fn deepen(&mut self, limit: u32) {
         // The top is one word, whose bits stand for 64 words of the level below.
         while self.reach() < u64::from(limit) {
@@ -48,25 +48,25 @@ impl Bitmap {
         }
     }
 
-    /// Numbers that the tree can hold.
+    /// Returns how many numbers the tree can hold.
     fn reach(&self) -> u64 {
         1 << (SHIFT * self.levels.len().min(10) as u32)
     }
 
-    /// Levels of the tree: words looked at to find a free number.
+    /// Returns the number of levels: the words read to find a free number.
     #[cfg(all(test, not(loom)))]
     fn depth(&self) -> usize {
         self.levels.len()
     }
 
-    /// The lowest free number that is not below `lowest`; `None` past the end of
-    /// the tree. Looks at two words a level at most.
+    /// Returns the lowest free number not below `lowest`; `None` past the end of the
+    /// tree. Reads at most two words per level.
     pub(crate) fn first_free(&self, lowest: u32) -> Option<u32> {
         let mut place = u64::from(lowest);
         if place >= self.reach() {
             return None;
         }
-        // Up: past the end of each word that has nothing free behind `place`.
+        // Up: past the end of each word that has nothing free after `place`.
         for (level, words) in self.levels.iter().enumerate() {
             let word = word(words, place >> SHIFT);
             let free = !word & (u64::MAX << (place % u64::from(BITS)));
@@ -82,14 +82,14 @@ impl Bitmap {
             }
             place = (place >> SHIFT) + 1;
             if place >= 1 << (SHIFT * (self.levels.len() - 1 - level).min(10) as u32) {
-                // Nothing behind it: the tree ends.
+                // No word follows: the tree ends.
                 return None;
             }
         }
         None
     }
 
-    /// True for a number in use.
+    /// Returns true for a number in use.
     pub(crate) fn is_used(&self, number: u32) -> bool {
         let words = self.levels.first().map_or(&[][..], Vec::as_slice);
         word(words, u64::from(number >> SHIFT)) & bit(u64::from(number)) != 0
@@ -98,15 +98,15 @@ impl Bitmap {
     /// Marks a number as in use.
     ///
     /// # Errors
-    /// ENOMEM when there is no memory for it, or it is past the end of the tree;
-    /// nothing has changed then.
+    /// ENOMEM without memory for it, or if it is past the end of the tree; nothing has
+    /// changed then.
     pub(crate) fn set(&mut self, number: u32) -> io::Result<()> {
         let number = u64::from(number);
         if number >= self.reach() {
             return Err(error(libc::ENOMEM));
         }
-        // Memory first, so that an error leaves the tree as it was. Where the
-        // lowest level has the word, the others have theirs.
+        // Memory first, so that an error leaves the tree unchanged. If the lowest level
+        // has the word, so do the others.
         let words = self.levels.first().map_or(0, Vec::len);
         if number >> SHIFT >= words as u64 {
             self.grow(number)?;
@@ -129,7 +129,7 @@ impl Bitmap {
     #[cold]
     fn grow(&mut self, number: u64) -> io::Result<()> {
         let mut place = number;
-        // The lowest level last: the others are never shorter than it needs.
+        // The lowest level last: the others are never shorter than it requires.
         let mut needed = Vec::with_capacity(self.levels.len());
         for _ in &self.levels {
             place >>= SHIFT;
@@ -146,8 +146,8 @@ impl Bitmap {
         Ok(())
     }
 
-    /// Marks a number as free. Words above change only while they said that all
-    /// below them was in use: mostly none.
+    /// Marks a number as free. Words above change only if they marked the level below as
+    /// full, which is rare.
     pub(crate) fn clear(&mut self, number: u32) {
         let mut place = u64::from(number);
         for words in &mut self.levels {
@@ -163,12 +163,12 @@ impl Bitmap {
         }
     }
 
-    /// The lowest number in use that is not below `lowest`.
+    /// Returns the lowest number in use not below `lowest`.
     pub(crate) fn next_used(&self, lowest: u32) -> Option<u32> {
         next_set(self.levels.first()?, lowest)
     }
 
-    /// The highest number in use.
+    /// Returns the highest number in use.
     pub(crate) fn highest(&self) -> Option<u32> {
         let words = self.levels.first()?;
         let (place, word) = words
@@ -179,7 +179,7 @@ impl Bitmap {
         u32::try_from((place << SHIFT) as u64 + u64::from(word.ilog2())).ok()
     }
 
-    /// Bytes that the tree takes.
+    /// Returns the bytes that the tree occupies.
     #[cfg(all(test, not(loom)))]
     fn memory(&self) -> usize {
         let words: usize = self.levels.iter().map(Vec::capacity).sum();
@@ -187,7 +187,7 @@ impl Bitmap {
     }
 }
 
-/// The lowest bit set in `words` that is not below `lowest`.
+/// Returns the lowest bit set in `words` not below `lowest`.
 pub(super) fn next_set(words: &[u64], lowest: u32) -> Option<u32> {
     let first = (lowest >> SHIFT) as usize;
     let mut mask = u64::MAX << (lowest % BITS);
@@ -201,7 +201,7 @@ pub(super) fn next_set(words: &[u64], lowest: u32) -> Option<u32> {
     None
 }
 
-/// A word of a level; those past its end are clear.
+/// Returns a word of a level; those past its end are clear.
 fn word(words: &[u64], place: u64) -> u64 {
     usize::try_from(place)
         .ok()
@@ -210,7 +210,7 @@ fn word(words: &[u64], place: u64) -> u64 {
         .unwrap_or(0)
 }
 
-/// A number's bit in its word.
+/// Returns a number's bit in its word.
 fn bit(place: u64) -> u64 {
     1 << (place % u64::from(BITS))
 }
@@ -246,7 +246,7 @@ mod tests {
             assert_eq!(bitmap.first_free(0), Some(number));
             bitmap.set(number).unwrap();
         }
-        // Words of three levels say that they are full.
+        // Words of three levels are full.
         assert_eq!(bitmap.first_free(0), Some(70_000));
         assert_eq!(bitmap.first_free(5), Some(70_000));
         bitmap.clear(4095);
@@ -267,7 +267,7 @@ mod tests {
             assert_eq!(bitmap.first_free(0), None);
             assert_eq!(bitmap.first_free(limit - 1), None);
             assert!(bitmap.set(limit).is_err());
-            // Deeper, what was full stays known as full.
+            // After deepening, full words stay marked as full.
             bitmap.deepen(limit + 1);
             assert_eq!(bitmap.first_free(0), Some(limit));
             bitmap.clear(7);
@@ -284,7 +284,7 @@ mod tests {
         assert_eq!(bitmap.next_used(0), Some(1 << 24));
         bitmap.clear(1 << 24);
         assert_eq!(bitmap.next_used(0), None);
-        // A number that was never near is cleared without growing anything.
+        // A number far from any used one is cleared without growing anything.
         let memory = bitmap.memory();
         bitmap.clear(u32::MAX);
         assert_eq!(bitmap.memory(), memory);

@@ -1,4 +1,4 @@
-//! The calls, by number.
+//! The calls, by descriptor.
 
 use std::any::Any;
 use std::io;
@@ -11,16 +11,16 @@ use crate::epoll::EpollSet;
 use crate::registration::File;
 use tidewall_stack::StackHandle;
 
-/// What a new descriptor, or a new open file, starts with.
+/// Initial flags of a new descriptor, or of a new open file.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Flags(u8);
 
 impl Flags {
-    /// Calls wait; the descriptor survives [`Descriptors::exec`].
+    /// Calls block; the descriptor survives [`Descriptors::exec`].
     pub const NONE: Flags = Flags(0);
-    /// O_NONBLOCK, SOCK_NONBLOCK: of the open file.
+    /// O_NONBLOCK, SOCK_NONBLOCK: a flag of the open file.
     pub const NONBLOCK: Flags = Flags(1);
-    /// FD_CLOEXEC, SOCK_CLOEXEC: of the descriptor.
+    /// FD_CLOEXEC, SOCK_CLOEXEC: a flag of the descriptor.
     pub const CLOEXEC: Flags = Flags(2);
 
     /// Returns true when it has any of `other`.
@@ -38,13 +38,13 @@ impl BitOr for Flags {
 
 /// The descriptors of one application on one [`StackHandle`], and the calls on them.
 ///
-/// Clones share the table, as threads do; [`Descriptors::fork`] copies it. Numbers
-/// are the lowest that are free, and their own: the kernel's are others. A
-/// descriptor of the kernel's becomes one of these with [`Descriptors::open`].
+/// Clones share the table, as threads do; [`Descriptors::fork`] copies it. Each new
+/// descriptor is the lowest free one. They are independent of the kernel's;
+/// [`Descriptors::open`] adds a kernel descriptor to the table.
 ///
-/// A call holds the open file that it works on: closing its descriptor in another
-/// thread neither ends the call nor hands it another file, and the file is closed
-/// when the call returns. All errors are Linux's; EBADF is every call's.
+/// A call holds the open file that it works on. Closing its descriptor in another thread
+/// neither ends the call nor gives it another file; the file is closed when the call
+/// returns. All errors are Linux's; every call may report EBADF.
 pub struct Descriptors<F> {
     inner: Arc<Inner<F>>,
 }
@@ -58,7 +58,7 @@ impl<F> Clone for Descriptors<F> {
 }
 
 struct Inner<F> {
-    // Before the stack: what it holds is closed while that runs.
+    // Before the stack: files that it holds are closed while the stack runs.
     table: Table<Arc<F>>,
     stack: StackHandle,
 }
@@ -82,7 +82,7 @@ pub trait TableFile: File + From<EpollSet> + 'static {
 
 /// A table of descriptors, as calls that wait for many of them see it.
 pub trait FileTable {
-    /// The stack that the sockets are of.
+    /// Returns the stack of the sockets.
     fn stack(&self) -> &StackHandle;
 
     /// The open file that a descriptor names now.
@@ -101,7 +101,8 @@ pub trait FileTable {
     fn observe(&self, observer: Weak<dyn Closing>);
 }
 
-/// Which table of descriptors: no other is taken for it, even after it is gone.
+/// Identifies a descriptor table. No other table matches it, even after the table is
+/// dropped.
 pub struct Identity(Weak<dyn Any + Send + Sync>);
 
 impl Identity {
@@ -140,13 +141,13 @@ impl<F: TableFile> FileTable for Descriptors<F> {
 }
 
 impl<F: TableFile> Descriptors<F> {
-    /// An empty table of descriptors below `limit` (RLIMIT_NOFILE, at most
-    /// 2^31 − 1). Its memory grows with what is used, not with the limit.
+    /// Creates an empty table of descriptors below `limit` (RLIMIT_NOFILE, at most 2^31 −
+    /// 1). Its memory grows with use, not with the limit.
     pub fn new(stack: &StackHandle, limit: u32) -> Self {
         Self::with_allocator(stack, limit, Allocator::Bitmap)
     }
 
-    /// As [`Descriptors::new`], with a choice of how free numbers are found.
+    /// As [`Descriptors::new`], with a choice of allocator.
     pub fn with_allocator(stack: &StackHandle, limit: u32, allocator: Allocator) -> Self {
         Self::of(Table::new(limit, allocator), stack.clone())
     }
@@ -164,9 +165,9 @@ impl<F: TableFile> Descriptors<F> {
 
     // ---- Numbers ------------------------------------------------------------
 
-    /// Gives a number to an open file: a socket made elsewhere, or a descriptor of
-    /// the kernel's. [`Flags::NONBLOCK`] makes the file nonblocking; without, it
-    /// stays what it is.
+    /// Assigns a descriptor to an open file: a socket created elsewhere, or a kernel
+    /// descriptor. [`Flags::NONBLOCK`] makes the file nonblocking; without it, the file
+    /// is unchanged.
     ///
     /// # Errors
     /// EMFILE at the limit, ENOMEM; the file is closed then.
@@ -179,8 +180,8 @@ impl<F: TableFile> Descriptors<F> {
         self.inner.table.open(Arc::new(file), close_on_exec)
     }
 
-    /// Reserves a number before `make` makes what it is for, so that nothing is
-    /// made, or taken from a queue, that no number is left for.
+    /// Reserves a descriptor before `make` creates its file. Without a free descriptor
+    /// nothing is created, or taken from a queue.
     pub fn open_made<V>(
         &self,
         flags: Flags,
@@ -194,7 +195,7 @@ impl<F: TableFile> Descriptors<F> {
         Ok((reserved.install(Arc::new(file)), value))
     }
 
-    /// The open file that a number names now.
+    /// Returns the open file that a descriptor names now.
     ///
     /// # Errors
     /// EBADF.
@@ -202,20 +203,20 @@ impl<F: TableFile> Descriptors<F> {
         self.inner.table.get(fd)
     }
 
-    /// True for a number that names something. Takes no lock and allocates nothing: a
-    /// handler of a signal may ask.
+    /// Returns true for an open descriptor. Takes no lock and allocates nothing, so a
+    /// signal handler may call it.
     #[inline]
     pub fn is_open(&self, fd: i32) -> bool {
         self.inner.table.is_open(fd)
     }
 
-    /// Has a number that somebody else has given out (the kernel) name an open file.
-    /// What it named before is closed in the same step. Its number is to be closed here
-    /// before it is given out again there.
+    /// Makes a descriptor that another allocator (the kernel) has assigned name an open
+    /// file. The file that it named before is closed in the same step. The descriptor
+    /// must be closed here before it is assigned again there.
     ///
     /// # Errors
-    /// EBADF for a number out of range, ENOMEM; EBUSY while another thread is about to open
-    /// it. The file is closed then.
+    /// EBADF for a descriptor out of range, ENOMEM; EBUSY while another thread is about to
+    /// open it. The file is closed then.
     pub fn install(&self, fd: i32, file: impl Into<F>, flags: Flags) -> io::Result<()> {
         let file = file.into();
         if flags.contains(Flags::NONBLOCK) {
@@ -225,8 +226,8 @@ impl<F: TableFile> Descriptors<F> {
         self.inner.table.install(fd, Arc::new(file), close_on_exec)
     }
 
-    /// Closes a number; the open file too if this was its last and no call is
-    /// inside it.
+    /// Closes a descriptor; also the open file if this was its last descriptor and no
+    /// call uses it.
     ///
     /// # Errors
     /// EBADF.
@@ -234,8 +235,9 @@ impl<F: TableFile> Descriptors<F> {
         self.inner.table.close(fd).map(drop)
     }
 
-    /// Closes all numbers from `first` to `last`, or, with the flag
-    /// [`CLOSE_RANGE_CLOEXEC`](super::CLOSE_RANGE_CLOEXEC), sets their FD_CLOEXEC.
+    /// Closes all descriptors from `first` to `last`. With the flag
+    /// [`CLOSE_RANGE_CLOEXEC`](super::CLOSE_RANGE_CLOEXEC) it sets their FD_CLOEXEC in
+    /// place of that.
     ///
     /// # Errors
     /// EINVAL for `first` above `last`, or other flags.
@@ -243,7 +245,7 @@ impl<F: TableFile> Descriptors<F> {
         self.inner.table.close_range(first, last, flags)
     }
 
-    /// Another number for the same open file.
+    /// Returns another descriptor for the same open file.
     ///
     /// # Errors
     /// EBADF, EMFILE, ENOMEM.
@@ -251,8 +253,8 @@ impl<F: TableFile> Descriptors<F> {
         self.inner.table.dup(fd)
     }
 
-    /// As [`Descriptors::dup`], the lowest free from `lowest` on: F_DUPFD, and with
-    /// [`Flags::CLOEXEC`] F_DUPFD_CLOEXEC.
+    /// As [`Descriptors::dup`], with the lowest free descriptor from `lowest` on:
+    /// F_DUPFD, and with [`Flags::CLOEXEC`] F_DUPFD_CLOEXEC.
     ///
     /// # Errors
     /// EBADF, EMFILE, ENOMEM; EINVAL when `lowest` is negative or not below the
@@ -262,7 +264,7 @@ impl<F: TableFile> Descriptors<F> {
         self.inner.table.dup_from(fd, lowest, close_on_exec)
     }
 
-    /// Makes `new` name the open file of `old`; what it named is closed in the
+    /// Makes `new` name the open file of `old`; the file that it named is closed in the
     /// same step.
     ///
     /// # Errors
@@ -275,13 +277,13 @@ impl<F: TableFile> Descriptors<F> {
     /// As [`Descriptors::dup2`], with [`Flags::CLOEXEC`] or without.
     ///
     /// # Errors
-    /// As [`Descriptors::dup2`]; EINVAL when both are the same.
+    /// Those of [`Descriptors::dup2`]; EINVAL when both are the same.
     pub fn dup3(&self, old: i32, new: i32, flags: Flags) -> io::Result<i32> {
         let close_on_exec = flags.contains(Flags::CLOEXEC);
         self.inner.table.dup3(old, new, close_on_exec)
     }
 
-    /// Whether [`Descriptors::exec`] closes a number (F_GETFD).
+    /// Reports whether [`Descriptors::exec`] closes a descriptor (F_GETFD).
     ///
     /// # Errors
     /// EBADF.
@@ -289,7 +291,7 @@ impl<F: TableFile> Descriptors<F> {
         self.inner.table.close_on_exec(fd)
     }
 
-    /// Says whether [`Descriptors::exec`] closes a number (F_SETFD).
+    /// Sets whether [`Descriptors::exec`] closes a descriptor (F_SETFD).
     ///
     /// # Errors
     /// EBADF.
@@ -297,8 +299,8 @@ impl<F: TableFile> Descriptors<F> {
         self.inner.table.set_close_on_exec(fd, closes)
     }
 
-    /// What a child gets of `fork`: a table of its own with the same numbers, for
-    /// the same open files.
+    /// Returns the table that a child of `fork` receives: the same descriptors for the
+    /// same open files, in a table of its own.
     ///
     /// # Errors
     /// ENOMEM.
@@ -306,27 +308,27 @@ impl<F: TableFile> Descriptors<F> {
         Ok(Self::of(self.inner.table.fork()?, self.inner.stack.clone()))
     }
 
-    /// What `execve` does: closes the numbers with FD_CLOEXEC.
+    /// Closes the descriptors with FD_CLOEXEC, as `execve` does.
     pub fn exec(&self) {
         self.inner.table.exec();
     }
 
-    /// The limit (RLIMIT_NOFILE).
+    /// Returns the limit (RLIMIT_NOFILE).
     pub fn limit(&self) -> u32 {
         self.inner.table.limit()
     }
 
-    /// Sets the limit, at most 2^31 − 1; numbers above a lowered one stay open.
+    /// Sets the limit, at most 2^31 − 1; descriptors above a lowered limit stay open.
     pub fn set_limit(&self, limit: u32) {
         self.inner.table.set_limit(limit);
     }
 
-    /// Numbers in use.
+    /// Returns the number of open descriptors.
     pub fn len(&self) -> usize {
         self.inner.table.len()
     }
 
-    /// True when no number is in use.
+    /// Returns true when no descriptor is open.
     pub fn is_empty(&self) -> bool {
         self.inner.table.is_empty()
     }

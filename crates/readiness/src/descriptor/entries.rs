@@ -1,4 +1,4 @@
-//! Where a number's entry is: found without a lock of the table's.
+//! Finds a descriptor's entry without the table's lock.
 
 use std::io;
 use std::sync::OnceLock;
@@ -8,45 +8,45 @@ use super::error;
 use super::sync::{Mutex, lock};
 use tidewall_stack::lock::rank;
 
-/// Slots of a chunk. Few where loom follows every lock.
+/// Slots per chunk. Few under loom, which follows every lock.
 const CHUNK: u32 = if cfg!(loom) { 4 } else { 1024 };
-/// Sizes of directories: the n-th has 2^n chunks, so these are enough for every
-/// `i32`.
+/// Number of directories: the n-th has 2^n chunks, so these are enough for every `i32`.
 const DIRECTORIES: usize = if cfg!(loom) { 30 } else { 22 };
 
-/// What a number names: one lock a number, held while an entry is cloned.
+/// The file that a descriptor names: one lock per descriptor, held while an entry is
+/// cloned.
 pub(super) type Slot<T> = Mutex<Option<T>, rank::Leaf>;
 type Directory<T> = Box<[OnceLock<Chunk<T>>]>;
 
 #[derive(Debug)]
 struct Chunk<T> {
     slots: Box<[Slot<T>]>,
-    /// True of a slot that has an entry; changed under the slot's lock.
+    /// True for a slot that has an entry; changed under the slot's lock.
     named: Box<[AtomicBool]>,
 }
 
-/// The place of a number's entry.
+/// The slot of a descriptor's entry.
 pub(super) struct Place<'a, T> {
     pub(super) slot: &'a Slot<T>,
     named: &'a AtomicBool,
 }
 
 impl<T> Place<'_, T> {
-    /// Has the number name an entry; returns what it named.
+    /// Makes the descriptor name an entry; returns the previous one.
     pub(super) fn replace(&self, entry: T) -> Option<T> {
         let mut slot = lock(self.slot);
         self.named.store(true, Ordering::Release);
         slot.replace(entry)
     }
 
-    /// The number names nothing any more; returns what it named.
+    /// Clears the entry; returns the previous one.
     pub(super) fn take(&self) -> Option<T> {
         let mut slot = lock(self.slot);
         self.named.store(false, Ordering::Release);
         slot.take()
     }
 
-    /// True for a number that names something.
+    /// Returns true for a descriptor that has an entry.
     pub(super) fn is_named(&self) -> bool {
         self.named.load(Ordering::Acquire)
     }
@@ -59,8 +59,8 @@ impl<T> Place<'_, T> {
     }
 }
 
-/// Slots by number, in chunks that are made when one of them is first used and stay
-/// where they are.
+/// Slots by descriptor, in chunks that are created when one of their slots is first used,
+/// and do not move.
 #[derive(Debug)]
 pub(super) struct Entries<T> {
     directories: [OnceLock<Directory<T>>; DIRECTORIES],
@@ -75,7 +75,8 @@ impl<T> Default for Entries<T> {
 }
 
 impl<T> Entries<T> {
-    /// Directory, place in it, and place in the chunk, of a number.
+    /// Returns the directory, the index in it, and the index in the chunk, of a
+    /// descriptor.
     #[inline]
     fn place(number: u32) -> (usize, usize, usize) {
         let chunk = number / CHUNK + 1;
@@ -87,7 +88,7 @@ impl<T> Entries<T> {
         )
     }
 
-    /// A number's place, if it was ever used or one near it. Takes no lock and allocates
+    /// Returns a descriptor's slot, if its chunk exists. Takes no lock and allocates
     /// nothing.
     #[inline]
     pub(super) fn get(&self, number: u32) -> Option<Place<'_, T>> {
@@ -100,7 +101,8 @@ impl<T> Entries<T> {
         })
     }
 
-    /// A number's place, made if need be. The caller holds the table's lock.
+    /// Returns a descriptor's slot, creating its chunk if needed. The caller holds the
+    /// table's lock.
     pub(super) fn make(&self, number: u32) -> io::Result<Place<'_, T>> {
         if let Some(place) = self.get(number) {
             return Ok(place);

@@ -6,14 +6,14 @@
 //!                └────► Numbers in use: Bitmap (64-way tree)
 //! ```
 //!
-//! A number is always the lowest that is free, as POSIX has it, which rules out a
-//! free list. The bitmap finds it by one word a level; the walk of the kernels that
-//! the paper measured is kept to compare with (`comparators::linear`). The table ties
-//! numbers to entries: looking one up takes no lock that another descriptor's calls
-//! take. [`Descriptors`] is the table of one application, with the calls.
+//! A new descriptor is always the lowest free one, as POSIX requires, which rules out a
+//! free list. The bitmap finds it by one word per level. The linear search of the kernels
+//! that the paper measured is kept for comparison (`comparators::linear`). The table maps
+//! descriptors to entries: a look-up takes no lock that another descriptor's calls take.
+//! [`Descriptors`] is the table of one application, with the calls.
 //!
-//! These are the numbers of the native API, not the kernel's: 5 here and 5 there
-//! are two things.
+//! These are descriptors of the native API, not the kernel's: 5 here and 5 there are two
+//! files.
 
 use std::io;
 
@@ -26,7 +26,7 @@ mod table;
 #[cfg(not(loom))]
 use tidewall_stack::lock as sync;
 
-/// The locks of a table where loom follows them.
+/// The locks of a table under loom.
 #[cfg(loom)]
 mod sync {
     use std::marker::PhantomData;
@@ -57,7 +57,7 @@ mod sync {
 pub use calls::{Descriptors, FileTable, Flags, Identity, TableFile};
 pub use table::CLOSE_RANGE_CLOEXEC;
 pub use table::Closing;
-// For the benches and tests that compare tables.
+// For benches and tests that compare tables.
 #[doc(hidden)]
 pub use table::Table;
 
@@ -65,12 +65,12 @@ pub(crate) fn error(errno: i32) -> io::Error {
     io::Error::from_raw_os_error(errno)
 }
 
-/// How a table finds the lowest free number.
+/// How a table finds the lowest free descriptor.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Allocator {
-    /// A tree of bitmaps: one word a level.
+    /// A tree of bitmaps: one word per level.
     #[default]
     Bitmap,
-    /// One look for each number in use. A comparator, slow on purpose.
+    /// One check per descriptor in use. A comparator, slow on purpose.
     Linear,
 }

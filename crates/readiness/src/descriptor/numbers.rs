@@ -1,4 +1,4 @@
-//! Which numbers are in use, without what they name.
+//! The numbers in use, without their entries.
 
 use std::io;
 
@@ -6,11 +6,11 @@ use super::bitmap::{Bitmap, next_set};
 use super::{Allocator, error};
 use crate::comparators::linear::Linear;
 
-/// Numbers below a limit, given out lowest first, with their close-on-exec flags.
+/// Numbers below a limit, allocated lowest first, with their close-on-exec flags.
 #[derive(Clone)]
 pub(super) struct Numbers {
     used: Used,
-    /// As bits; numbers past the end have none set.
+    /// One bit per number; numbers past the end have the flag clear.
     close_on_exec: Vec<u64>,
     limit: u32,
     count: usize,
@@ -22,7 +22,7 @@ enum Used {
     Linear(Linear),
 }
 
-/// Calls the same of either.
+/// Makes the same call on either allocator.
 macro_rules! either {
     ($of:expr, $used:ident => $call:expr) => {
         match $of {
@@ -33,7 +33,7 @@ macro_rules! either {
 }
 
 impl Numbers {
-    /// None in use of those below `limit`, which is at most 2^31 − 1.
+    /// Creates a set with no number in use, below `limit`, which is at most 2^31 − 1.
     pub(super) fn new(limit: u32, allocator: Allocator) -> Self {
         let limit = limit.min(i32::MAX as u32);
         Numbers {
@@ -47,7 +47,7 @@ impl Numbers {
         }
     }
 
-    /// The lowest free number that is not below `lowest`.
+    /// Returns the lowest free number not below `lowest`.
     ///
     /// # Errors
     /// EMFILE at the limit.
@@ -57,7 +57,7 @@ impl Numbers {
             .ok_or_else(|| error(libc::EMFILE))
     }
 
-    /// Takes a free number.
+    /// Marks a free number as used.
     ///
     /// # Errors
     /// ENOMEM; nothing has changed then.
@@ -68,7 +68,7 @@ impl Numbers {
         Ok(())
     }
 
-    /// A number is free again.
+    /// Frees a number.
     pub(super) fn free(&mut self, number: u32) {
         either!(&mut self.used, used => used.clear(number));
         // Only setting it can fail.
@@ -80,12 +80,12 @@ impl Numbers {
         either!(&self.used, used => used.is_used(number))
     }
 
-    /// The lowest number in use that is not below `lowest`.
+    /// Returns the lowest number in use not below `lowest`.
     pub(super) fn next_used(&self, lowest: u32) -> Option<u32> {
         either!(&self.used, used => used.next_used(lowest))
     }
 
-    /// The lowest number with close-on-exec that is not below `lowest`.
+    /// Returns the lowest number with close-on-exec not below `lowest`.
     pub(super) fn next_close_on_exec(&self, lowest: u32) -> Option<u32> {
         next_set(&self.close_on_exec, lowest)
     }
@@ -94,7 +94,7 @@ impl Numbers {
         either!(&self.used, used => used.highest())
     }
 
-    /// How many are in use.
+    /// Returns how many are in use.
     pub(super) fn len(&self) -> usize {
         self.count
     }

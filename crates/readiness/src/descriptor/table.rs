@@ -1,4 +1,4 @@
-//! From numbers to entries, for many threads.
+//! Maps descriptors to entries, for many threads.
 
 use std::io;
 use std::sync::{Arc, Weak};
@@ -9,32 +9,29 @@ use super::sync::{Mutex, lock};
 use super::{Allocator, error};
 use tidewall_stack::lock::rank;
 
-/// Close these numbers on [`Table::exec`] instead of now
-/// ([`Table::close_range`]; Linux's value).
+/// Closes the descriptors on [`Table::exec`], not now ([`Table::close_range`]; Linux's
+/// value).
 pub const CLOSE_RANGE_CLOEXEC: u32 = 4;
 
-/// Hears of each number that no longer names what it named: closed, or made to name
-/// something else.
+/// Is notified of each descriptor that is closed, or made to name another file.
 pub trait Closing: Send + Sync {
-    /// From now on `fd` does not name what it named. Called before the number
-    /// can be given out again, under the table's lock: calls of the table from
-    /// here would wait for ever.
+    /// Called when `fd` is closed or replaced, before it can be allocated again. The
+    /// table's lock is held: a call of the table from here would deadlock.
     fn closing(&self, fd: i32);
 }
 
-/// Numbers and the entries they name.
+/// Descriptors and the entries that they name.
 ///
-/// Numbers are given out lowest first. [`Table::get`], which every call on a
-/// descriptor begins with, takes the lock of that one number; everything that
-/// changes which numbers are in use takes the table's, for a few steps. Memory
-/// grows with the highest number ever used (17 bytes a number, in pieces of
-/// 1,024 numbers, and what the allocator takes), not with the limit, and is
-/// given back with the table.
+/// Descriptors are allocated lowest first. [`Table::get`], with which every call on a
+/// descriptor begins, takes the lock of that descriptor alone. Changes of the set of
+/// descriptors take the table's lock, for a few steps. Memory grows with the highest
+/// descriptor ever used, not with the limit: 17 bytes per descriptor, in pieces of 1,024,
+/// plus the allocator's overhead. It is freed with the table.
 ///
 /// Errors are Linux's.
 pub struct Table<T> {
     state: Mutex<State, rank::DescriptorTable>,
-    /// Made when a number is first used, under `state`; found without.
+    /// Created when a descriptor is first used, under `state`; found without a lock.
     entries: Entries<T>,
 }
 
@@ -53,18 +50,18 @@ impl<T> std::fmt::Debug for Table<T> {
     }
 }
 
-/// A descriptor as a number.
+/// Converts a descriptor into a number.
 fn number(fd: i32) -> io::Result<u32> {
     u32::try_from(fd).map_err(|_| error(libc::EBADF))
 }
 
-/// A number as a descriptor; numbers are below the limit, which is an `i32`.
+/// Converts a number into a descriptor; numbers are below the limit, which is an `i32`.
 fn descriptor(number: u32) -> i32 {
     i32::try_from(number).unwrap_or(i32::MAX)
 }
 
 impl State {
-    /// A number does not name any more what it named.
+    /// Notifies the observers that a descriptor is closed or replaced.
     fn notify_closing(&mut self, number: u32) {
         if self.observers.is_empty() {
             return;
@@ -81,8 +78,8 @@ impl State {
 }
 
 impl<T> Table<T> {
-    /// An empty table for numbers below `limit` (at most 2^31 − 1; Linux calls it
-    /// RLIMIT_NOFILE).
+    /// Creates an empty table for descriptors below `limit` (at most 2^31 − 1; Linux
+    /// calls it RLIMIT_NOFILE).
     pub fn new(limit: u32, allocator: Allocator) -> Self {
         Self::with(Numbers::new(limit, allocator))
     }
@@ -99,7 +96,7 @@ impl<T> Table<T> {
 
     // ---- Numbers ------------------------------------------------------------
 
-    /// Takes the lowest free number, for the caller to fill its place.
+    /// Allocates the lowest free descriptor; the caller fills its slot.
     fn allocate(
         &self,
         numbers: &mut Numbers,
@@ -107,17 +104,16 @@ impl<T> Table<T> {
         close_on_exec: bool,
     ) -> io::Result<(u32, Place<'_, T>)> {
         let number = numbers.first_free(lowest)?;
-        // What may fail before what changes something.
+        // Steps that may fail come before those that change something.
         let place = self.entries.make(number)?;
         numbers.take(number, close_on_exec)?;
         Ok((number, place))
     }
 
-    /// Gives the lowest free number to an entry.
+    /// Assigns the lowest free descriptor to an entry.
     ///
     /// # Errors
-    /// EMFILE when that would be the limit or above; ENOMEM. The entry is
-    /// dropped then.
+    /// EMFILE if that would not be below the limit; ENOMEM. The entry is dropped then.
     pub fn open(&self, entry: T, close_on_exec: bool) -> io::Result<i32> {
         let numbers = &mut lock(&self.state).numbers;
         let (number, place) = self.allocate(numbers, 0, close_on_exec)?;
@@ -125,7 +121,7 @@ impl<T> Table<T> {
         Ok(descriptor(number))
     }
 
-    /// As [`Table::open`], with the lowest free number from `lowest` on.
+    /// As [`Table::open`], with the lowest free descriptor from `lowest` on.
     ///
     /// # Errors
     /// As [`Table::open`]; EINVAL when `lowest` is negative or not below the
@@ -141,10 +137,9 @@ impl<T> Table<T> {
         Ok(descriptor(number))
     }
 
-    /// Takes the lowest free number for an entry that is still to be made, so
-    /// that nothing is made that no number is left for. Until
-    /// [`Reservation::install`] the number names nothing (EBADF), and dropping
-    /// the reservation frees it.
+    /// Reserves the lowest free descriptor for an entry that is still to be created, so
+    /// that nothing is created without one. Until [`Reservation::install`] the descriptor
+    /// names nothing (EBADF), and dropping the reservation frees it.
     ///
     /// # Errors
     /// As [`Table::open`].
@@ -157,19 +152,19 @@ impl<T> Table<T> {
         })
     }
 
-    /// Closes a number and returns what it named, for the caller to drop.
+    /// Closes a descriptor and returns its entry, for the caller to drop.
     ///
     /// # Errors
     /// EBADF.
     pub fn close(&self, fd: i32) -> io::Result<T> {
         let number = number(fd)?;
-        // A number without an entry is free, or reserved.
+        // A descriptor without an entry is free, or reserved.
         self.take(&mut lock(&self.state), number)
             .ok_or_else(|| error(libc::EBADF))
     }
 
-    /// Closes the numbers from `first` to `last`, or lets [`Table::exec`] do so
-    /// (`flags` [`CLOSE_RANGE_CLOEXEC`]). `last` may be past the end: Linux's
+    /// Closes the descriptors from `first` to `last`, or marks them for [`Table::exec`]
+    /// (`flags` [`CLOSE_RANGE_CLOEXEC`]). `last` may be past the end. This is Linux's
     /// `close_range`, whose CLOSE_RANGE_UNSHARE has no meaning here.
     ///
     /// # Errors
@@ -189,13 +184,13 @@ impl<T> Table<T> {
             }
             next = state.numbers.next_used(number + 1);
         }
-        // Entries end without the lock.
+        // Entries are dropped without the lock.
         drop(state);
         drop(closed);
         Ok(())
     }
 
-    /// Takes a number's entry, if it has one, and frees the number.
+    /// Removes a descriptor's entry, if it has one, and frees the descriptor.
     fn take(&self, state: &mut State, number: u32) -> Option<T> {
         let entry = self.entries.get(number)?.take()?;
         state.notify_closing(number);
@@ -203,7 +198,7 @@ impl<T> Table<T> {
         Some(entry)
     }
 
-    /// What `execve` does: closes the numbers whose close-on-exec flag is set.
+    /// Closes the descriptors whose close-on-exec flag is set, as `execve` does.
     pub fn exec(&self) {
         let mut closed = Vec::new();
         let mut state = lock(&self.state);
@@ -216,7 +211,7 @@ impl<T> Table<T> {
         drop(closed);
     }
 
-    /// Whether [`Table::exec`] closes a number (F_GETFD).
+    /// Reports whether [`Table::exec`] closes a descriptor (F_GETFD).
     ///
     /// # Errors
     /// EBADF.
@@ -227,8 +222,8 @@ impl<T> Table<T> {
         Ok(state.numbers.is_close_on_exec(number))
     }
 
-    /// Says whether [`Table::exec`] closes a number (F_SETFD). The flag is the
-    /// number's, not the entry's: its duplicates have their own.
+    /// Sets whether [`Table::exec`] closes a descriptor (F_SETFD). The flag belongs to
+    /// the descriptor, not to the entry: duplicates have their own.
     ///
     /// # Errors
     /// EBADF.
@@ -239,7 +234,7 @@ impl<T> Table<T> {
         state.numbers.set_close_on_exec(number, closes)
     }
 
-    /// The place of a number that names something.
+    /// Returns the slot of an open descriptor.
     fn named(&self, number: u32) -> io::Result<Place<'_, T>> {
         self.entries
             .get(number)
@@ -247,8 +242,9 @@ impl<T> Table<T> {
             .ok_or_else(|| error(libc::EBADF))
     }
 
-    /// True for a number that names something. A few loads: no lock, nothing allocated,
-    /// no system call, so that a signal's handler and a child of `vfork` may ask.
+    /// Returns true for an open descriptor. It makes a few loads, takes no lock,
+    /// allocates nothing and makes no system call. So a signal handler and a child of
+    /// `vfork` may call it.
     #[inline]
     pub fn is_open(&self, fd: i32) -> bool {
         let number = u32::try_from(fd).ok();
@@ -256,14 +252,14 @@ impl<T> Table<T> {
         place.is_some_and(|place| place.is_named())
     }
 
-    /// Has a number of the caller's choice name an entry, as `dup2` does. What it named is
-    /// closed in the same step: nobody finds the number free in between. For callers whose
-    /// numbers somebody else gives out (the kernel), who calls [`Table::close`] before that
-    /// one may give a number out again.
+    /// Makes a descriptor of the caller's choice name an entry, as `dup2` does. The
+    /// previous entry is closed in the same step: no thread finds the descriptor free in
+    /// between. It serves callers whose descriptors another allocator (the kernel) assigns.
+    /// They call [`Table::close`] before that allocator may assign a descriptor again.
     ///
     /// # Errors
-    /// EBADF for a number that is negative or not below the limit; EBUSY when it is
-    /// reserved for what another thread is about to open; ENOMEM. The entry is dropped then.
+    /// EBADF for a descriptor that is negative or not below the limit; EBUSY when another
+    /// thread has reserved it; ENOMEM. The entry is dropped then.
     pub fn install(&self, fd: i32, entry: T, close_on_exec: bool) -> io::Result<()> {
         self.place(fd, || Ok(entry), close_on_exec)
     }
@@ -275,7 +271,7 @@ impl<T> Table<T> {
         close_on_exec: bool,
     ) -> io::Result<()> {
         let number = number(fd)?;
-        // Outlives the lock: another thread may make it the last of its kind.
+        // Outlives the lock: another thread may make it the last reference.
         let entry_of_caller;
         let mut state = lock(&self.state);
         let numbers = &mut state.numbers;
@@ -295,39 +291,39 @@ impl<T> Table<T> {
         if replaced.is_some() {
             state.notify_closing(number);
         }
-        // It ends without the lock.
+        // Dropped without the lock.
         drop(state);
         drop(replaced);
         Ok(())
     }
 
-    /// The limit: the lowest number that is not given out.
+    /// Returns the limit: the lowest descriptor that is not allocated.
     pub fn limit(&self) -> u32 {
         lock(&self.state).numbers.limit()
     }
 
-    /// Sets the limit, at most 2^31 − 1. Numbers above a lowered one stay open, as
+    /// Sets the limit, at most 2^31 − 1. Descriptors above a lowered limit stay open, as
     /// on Linux.
     pub fn set_limit(&self, limit: u32) {
         lock(&self.state).numbers.set_limit(limit);
     }
 
-    /// Numbers in use, reserved ones too.
+    /// Returns the number of descriptors in use, including reserved ones.
     pub fn len(&self) -> usize {
         lock(&self.state).numbers.len()
     }
 
-    /// True when no number is in use.
+    /// Returns true when no descriptor is in use.
     pub fn is_empty(&self) -> bool {
         self.len() == 0
     }
 
-    /// The highest number in use.
+    /// Returns the highest descriptor in use.
     pub fn highest(&self) -> Option<i32> {
         lock(&self.state).numbers.highest().map(descriptor)
     }
 
-    /// Calls `observer` for each number that is closed, while it lives.
+    /// Calls `observer` for each descriptor that is closed, while the observer exists.
     pub fn observe(&self, observer: Weak<dyn Closing>) {
         let mut state = lock(&self.state);
         state.observers.retain(|other| other.strong_count() > 0);
@@ -336,7 +332,7 @@ impl<T> Table<T> {
 }
 
 impl<T: Clone> Table<T> {
-    /// What a number names.
+    /// Returns the entry of a descriptor.
     ///
     /// # Errors
     /// EBADF.
@@ -347,7 +343,7 @@ impl<T: Clone> Table<T> {
             .ok_or_else(|| error(libc::EBADF))
     }
 
-    /// Gives the lowest free number to what `fd` names, without close-on-exec.
+    /// Assigns the lowest free descriptor to the entry of `fd`, without close-on-exec.
     ///
     /// # Errors
     /// EBADF; EMFILE.
@@ -355,7 +351,7 @@ impl<T: Clone> Table<T> {
         self.open(self.get(fd)?, false)
     }
 
-    /// As [`Table::dup`], with the lowest free number from `lowest` on (F_DUPFD,
+    /// As [`Table::dup`], with the lowest free descriptor from `lowest` on (F_DUPFD,
     /// F_DUPFD_CLOEXEC).
     ///
     /// # Errors
@@ -364,14 +360,13 @@ impl<T: Clone> Table<T> {
         self.open_from(self.get(fd)?, lowest, close_on_exec)
     }
 
-    /// Makes `new` name what `old` names, without close-on-exec. What it named
-    /// is closed in the same step: nobody finds the number free in between.
-    /// `old` onto itself changes nothing.
+    /// Makes `new` name the entry of `old`, without close-on-exec. The previous entry is
+    /// closed in the same step: no thread finds the descriptor free in between. If both
+    /// are the same, nothing changes.
     ///
     /// # Errors
-    /// EBADF when `old` names nothing, or `new` is negative or not below the
-    /// limit; EBUSY when `new` is reserved for what another thread is about to
-    /// open; ENOMEM.
+    /// EBADF when `old` names nothing, or `new` is negative or not below the limit; EBUSY
+    /// when another thread has reserved `new`; ENOMEM.
     pub fn dup2(&self, old: i32, new: i32) -> io::Result<i32> {
         if old == new {
             return self.get(old).map(|_| new);
@@ -382,7 +377,7 @@ impl<T: Clone> Table<T> {
     /// As [`Table::dup2`], with a choice of close-on-exec.
     ///
     /// # Errors
-    /// As [`Table::dup2`]; EINVAL when both numbers are the same.
+    /// Those of [`Table::dup2`]; EINVAL when both descriptors are the same.
     pub fn dup3(&self, old: i32, new: i32, close_on_exec: bool) -> io::Result<i32> {
         if old == new {
             return Err(error(libc::EINVAL));
@@ -395,9 +390,9 @@ impl<T: Clone> Table<T> {
         Ok(new)
     }
 
-    /// What `fork` gives the child: the same numbers for the same entries, and a
-    /// table of its own. Numbers that are only reserved are free in it, as on
-    /// Linux: what is made for them is the parent's.
+    /// Returns the table that a child of `fork` receives: the same descriptors for the
+    /// same entries. Reserved descriptors are free in it, as on Linux: the files created
+    /// for them are the parent's.
     ///
     /// # Errors
     /// ENOMEM.
@@ -420,7 +415,7 @@ impl<T: Clone> Table<T> {
     }
 }
 
-/// A number that is taken, and names nothing yet ([`Table::reserve`]).
+/// A reserved descriptor, which names nothing yet ([`Table::reserve`]).
 #[derive(Debug)]
 pub(crate) struct Reservation<'a, T> {
     table: &'a Table<T>,
@@ -429,7 +424,7 @@ pub(crate) struct Reservation<'a, T> {
 }
 
 impl<T> Reservation<'_, T> {
-    /// Makes the number name `entry`, and returns it.
+    /// Makes the descriptor name `entry`, and returns it.
     pub(crate) fn install(mut self, entry: T) -> i32 {
         if let Some(place) = self.table.entries.get(self.number) {
             place.replace(entry);

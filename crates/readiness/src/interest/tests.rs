@@ -5,19 +5,18 @@ use proptest::prelude::*;
 use super::*;
 use crate::descriptor_set::DescriptorSet;
 
-/// Numbers of the model: more than a stride's 2048 bits, so that calls meet
-/// whole strides and what is left after them.
+/// Descriptors of the model: more than a stride's 2048 bits, so that calls cover whole
+/// strides and a remainder.
 const NUMBERS: usize = 2300;
-/// Those that something happens to, at both ends and at the seams of words and
-/// strides.
+/// Descriptors that change, at both ends and at the boundaries of words and strides.
 const BUSY: [usize; 12] = [0, 1, 2, 63, 64, 65, 127, 2047, 2048, 2049, 2239, 2299];
 
 #[derive(Debug, PartialEq, Eq)]
 struct Closed;
 
-/// Files that hint as the rule says, and count who is examined.
+/// Files that hint as the rule requires, and count examinations.
 struct Model {
-    /// What each is ready for; `None`: nothing is open there.
+    /// What each is ready for; `None` for a descriptor that is not open.
     files: Vec<Option<Events>>,
     interest: Vec<Classes>,
     hints: BTreeSet<usize>,
@@ -71,13 +70,13 @@ impl Files for Model {
 #[derive(Clone, Debug)]
 enum Step {
     Change(usize, u32),
-    /// A hint that is about nothing, as a coalesced or late one may be.
+    /// A hint without a change, as a coalesced or late one may be.
     Rumour(usize),
     Close(usize),
-    /// Another file at this number, without anybody having selected between.
+    /// Another file at this descriptor, without a `select` in between.
     Reuse(usize, u32),
     Select([Vec<usize>; CLASSES], usize),
-    /// Everything, read and written, as a server does.
+    /// Selects everything, read and write, as a server does.
     SelectAll,
     Poll(Vec<(usize, u32)>),
 }
@@ -117,9 +116,9 @@ struct World {
     model: Model,
     interest: Interest,
     found: Found,
-    /// What every call before this one was asked about.
+    /// The classes requested by the calls before this one.
     before: Vec<Classes>,
-    /// What was pending when it was last examined.
+    /// What was pending at the last examination.
     pending: Vec<Classes>,
 }
 
@@ -142,7 +141,7 @@ impl World {
         }
     }
 
-    /// Carries out a call of `select`, and compares it with a scan of all.
+    /// Carries out a `select` call, and compares it with a scan of all descriptors.
     fn select(&mut self, sets: &[DescriptorSet; CLASSES], count: usize) {
         self.take_hints();
         let hinted: Vec<bool> = (0..NUMBERS).map(|n| self.interest.is_hinted(n)).collect();
@@ -257,7 +256,7 @@ proptest! {
         for step in &steps {
             world.carry_out(step);
         }
-        // Whatever was kept, it is still right about everything.
+        // Whatever was recorded, it is still right about everything.
         world.carry_out(&Step::SelectAll);
     }
 }
@@ -282,7 +281,7 @@ fn idle_descriptors_are_examined_once() {
     world.model.change(700, Events::IN);
     world.select(&sets, NUMBERS);
     assert_eq!(world.model.examined, [700]);
-    // It was left unread: it is examined until it has nothing.
+    // It was left unread, so it is examined until it has nothing.
     world.select(&sets, NUMBERS);
     assert_eq!(
         (world.model.examined.as_slice(), world.found.len()),
@@ -326,7 +325,7 @@ fn what_nobody_asks_about_any_more_stops_hinting() {
     world.model.change(0, Events::from_bits(0));
     world.model.change(0, Events::OUT);
     assert!(world.model.hints.is_empty());
-    // A second hint that nobody looked at stops them altogether.
+    // A second hint that was not examined stops them altogether.
     world.model.change(0, Events::IN);
     world.take_hints();
     world.model.change(0, Events::from_bits(0));

@@ -1,4 +1,5 @@
-//! How threads wait in a context, and what they do for all before they look.
+//! Waiting in a context, and the work for all sockets that a thread does before it
+//! examines its own.
 
 use std::cell::Cell;
 use std::io;
@@ -11,33 +12,34 @@ use crate::wait_queue::CURRENT_CONTEXT;
 use tidewall_stack::core::Core;
 use tidewall_stack::protocol::Hold;
 
-/// Waits after which the device is looked after in any case.
+/// Waits after which the device is served in any case.
 const LOOK_EVERY: u32 = 16;
 
-/// How long what an event loop writes may wait for the end of the turn. A segment costs a
-/// tenth of it or less, so that a loop whose events cost more gains little by batches.
+/// How long an event loop's output may wait for the end of the turn, in ns. A segment
+/// costs a tenth of it or less, so batches gain little for a loop whose events cost more.
 const HOLD: u64 = 100_000;
 
-/// Most of what a single turn adds to [`EventCost::held`], ns a event: a thread that is
-/// preempted once does not look slow for long.
+/// The most that a single turn adds to [`EventCost::held`], in ns per event. A thread
+/// that is preempted once does not look slow for long.
 const HELD_MOST: u64 = 2 * HOLD;
 
-/// The turn of an event loop: the time between a wait that returned events, and the next.
+/// The turn of an event loop: the time between a wait that returned events, and the next
+/// wait.
 #[derive(Clone, Copy)]
 struct Turn {
-    /// The stack, as an address; 0: the thread is in no turn.
+    /// The stack, as an address; 0 if the thread is in no turn.
     core: usize,
-    /// Writes that may wait for its end.
+    /// Number of writes that may wait for its end.
     most: u32,
-    /// Writes since it began, or last sent something.
+    /// Number of writes since it began, or last sent something.
     held: u32,
-    /// Writes since it began.
+    /// Number of writes since it began.
     writes: u32,
-    /// When it began, or last sent something, ns since the stack started.
+    /// The time at which it began, or last sent something, in ns since the stack started.
     since: u64,
     /// It has sent something early.
     has_sent: bool,
-    /// The wait has returned events, and the helper sends where the thread stays away.
+    /// The wait has returned events, and the helper sends if the thread does not return.
     has_events: bool,
 }
 
@@ -57,21 +59,22 @@ thread_local! {
     static TURN: Cell<Turn> = const { Cell::new(Turn::NONE) };
 }
 
-/// True when the calling thread was given events by an event loop's wait and has not waited since: its next
-/// wait sends what it leaves to be sent. Where it stays away, the helper does.
+/// Returns true if an event loop's wait has returned events to the calling thread, which has not
+/// waited since. Its next wait sends the output that it holds. If the thread does not return,
+/// the helper sends it.
 pub fn in_turn(core: &Core) -> bool {
     let turn = TURN.get();
     turn.has_events && turn.core == std::ptr::from_ref(core).addr()
 }
 
-/// Notes that the calling thread has written to a connection, and says whether what its turn has
-/// left to be sent has waited long enough. The number of writes bounds the time, as the cost
-/// of one is known; the clock is read each time that the number has doubled. True for a thread
-/// that is in no turn, as it does not know when another thread's turn ends.
+/// Records a write of the calling thread to a connection, and reports whether the held output of
+/// its turn has waited long enough. The number of writes bounds the time, as the cost of one is
+/// known. The clock is read each time that the number has doubled. Returns true for a thread in
+/// no turn: it does not know when another thread's turn ends.
 pub fn turn_is_long(core: &Core) -> bool {
     let mut turn = TURN.get();
     if turn.core != std::ptr::from_ref(core).addr() {
-        // Without a helper each thread turns the stack itself.
+        // Without a helper, each thread drives the stack itself.
         return core.helper.is_allowed();
     }
     turn.writes += 1;
@@ -81,7 +84,7 @@ pub fn turn_is_long(core: &Core) -> bool {
         let now = nanoseconds(core.now());
         is_long = now.saturating_sub(turn.since) >= HOLD;
         if is_long && turn.has_sent {
-            // So many writes have cost that much: this turn is not as those before.
+            // The writes have cost that much: this turn differs from those before.
             turn.most = turn.held / 2;
         }
     }
@@ -89,7 +92,7 @@ pub fn turn_is_long(core: &Core) -> bool {
     is_long
 }
 
-/// Notes that all has been sent that the calling thread's turn had left.
+/// Records that all held output of the calling thread's turn has been sent.
 pub fn note_sent_in_turn(core: &Core) {
     let turn = TURN.get();
     if turn.core == std::ptr::from_ref(core).addr() {
@@ -106,10 +109,10 @@ fn nanoseconds(time: Duration) -> u64 {
     time.as_nanos() as u64
 }
 
-/// A thread is in a context; it leaves when this is dropped.
+/// Marks a thread as inside a context until it is dropped.
 pub struct Inside<'a> {
     context: &'a PollContext,
-    /// The context that it was in before.
+    /// The context that the thread was in before.
     before: usize,
 }
 
@@ -117,31 +120,31 @@ impl Drop for Inside<'_> {
     fn drop(&mut self) {
         CURRENT_CONTEXT.set(self.before);
         self.context.threads_inside.fetch_sub(1, Ordering::SeqCst);
-        // What was left is for another thread, which was not woken for it.
+        // The remaining work is for another thread, which was not woken for it.
         if self.context.has_ready() || self.context.has_unprocessed_frames() {
             self.context.wait_queue.threads().wake_one();
         }
     }
 }
 
-/// What an event costs the application: it bounds how many it is given at once while the
-/// device is polled, and how many answers wait for the end of a turn.
+/// The application's cost per event. It bounds the events returned at once while the
+/// device is polled, and the answers that wait for the end of a turn.
 #[derive(Default)]
 pub(super) struct EventCost {
     /// A moving average, ns.
     average: AtomicU64,
-    /// The same of an event or of a write, whichever were more, no turn of which counts for
-    /// more than [`HELD_MOST`].
+    /// The average per event or per write, whichever were more. No turn counts for more
+    /// than [`HELD_MOST`].
     held: AtomicU64,
-    /// When the last wait returned, ns since the stack started, and with how many
-    /// events; 0: not noted.
+    /// The time at which the last wait returned, in ns since the stack started, and its
+    /// number of events; 0 if not recorded.
     returned_at: AtomicU64,
     returned: AtomicUsize,
 }
 
 impl EventCost {
-    /// Notes what the application was given, and when: at about `seen`, which will do
-    /// where no poll will be due. The clock is not read then.
+    /// Records what the application received, and when. The time is about `seen`, which
+    /// is close enough if no poll will be due; then the clock is not read.
     fn note_return(&self, core: &Core, events: usize, seen: Duration) -> u64 {
         let now = if events > 0 && core.receiver.will_be_due() {
             nanoseconds(core.now())
@@ -153,8 +156,8 @@ impl EventCost {
         now
     }
 
-    /// Measures what an event cost, if the last wait noted it, and one of so many writes. A
-    /// turn without events may write, too: one that goes on with what it had left.
+    /// Measures the cost of an event, if the last wait recorded it, and of one of the
+    /// writes. A turn without events may write, too: it continues with earlier work.
     fn measure(&self, now: Duration, writes: u32) {
         let events = self.returned.load(Ordering::Relaxed) as u64;
         if events == 0 && writes == 0 {
@@ -175,19 +178,20 @@ impl EventCost {
         add(&self.held, cost(writes).min(HELD_MOST));
     }
 
-    /// How many writes may wait for the end of a turn: as many as there are within [`HOLD`].
+    /// Returns how many writes may wait for the end of a turn: as many as fit within
+    /// [`HOLD`].
     fn most_held(&self) -> u32 {
         (HOLD / self.held.load(Ordering::Relaxed).max(1)) as u32
     }
 }
 
 impl PollContext {
-    /// How many waits have begun here.
+    /// Returns the number of waits begun here.
     pub fn wait_number(&self) -> u32 {
         self.waits.load(Ordering::Relaxed)
     }
 
-    /// The calling thread enters.
+    /// Marks the calling thread as inside.
     pub fn enter(&self) -> Inside<'_> {
         self.threads_inside.fetch_add(1, Ordering::SeqCst);
         Inside {
@@ -196,11 +200,11 @@ impl PollContext {
         }
     }
 
-    /// The beginning of a wait, `now`: sends the application's last output, runs timers,
-    /// polls the device if that is due, and runs the protocol on the frames that wait.
+    /// Begins a wait at `now`: sends the application's last output, runs timers, polls
+    /// the device if due, and runs the protocol on the waiting frames.
     ///
     /// # Errors
-    /// ENETDOWN and what else the device reports.
+    /// ENETDOWN and other device errors.
     fn begin_wait(&self, core: &Core, now: Duration) -> io::Result<()> {
         core.helper.application_is_here();
         self.kernel.begin_wait();
@@ -213,9 +217,9 @@ impl PollContext {
         if busy {
             core.receiver.round_and_return(core)?;
         } else if wait.is_multiple_of(LOOK_EVERY) {
-            // An application that leaves what is ready may not keep the device from
-            // being polled. One that interrupts and is not busy is not masked for
-            // that: to arm it again costs two writes of T and another poll.
+            // An application that leaves ready files unread must not keep the device from
+            // being polled. A device that interrupts and is not busy is not masked for
+            // that: arming it again costs two writes of T and another poll.
             core.receiver.round(core, false)?;
         } else {
             core.receiver.collect(core);
@@ -224,14 +228,14 @@ impl PollContext {
         Ok(())
     }
 
-    /// Waits until `collect` finds something: it is called once what came is
-    /// processed, is given whether the kernel's descriptors must be polled, and
-    /// returns how many events there are. Returns that; 0 at the timeout. `None` waits
-    /// for ever. `signals` are blocked instead of those that are while it sleeps.
+    /// Waits until `collect` finds something. `collect` is called once arrived frames are
+    /// processed; its argument states whether the kernel descriptors must be polled, and
+    /// it returns the number of events. Returns that number; 0 at the timeout. `None`
+    /// waits forever. While it sleeps, `signals` replaces the thread's signal mask.
     ///
     /// # Errors
-    /// EINTR when a signal arrives; ENETDOWN and what else the device reports; what
-    /// `collect` reports.
+    /// EINTR when a signal arrives; ENETDOWN and other device errors; the errors of
+    /// `collect`.
     pub fn wait(
         &self,
         core: &Core,
@@ -262,7 +266,8 @@ impl PollContext {
         result
     }
 
-    /// `seen`: when the wait begins, and when it was last known to go on.
+    /// `seen`: the time at which the wait begins, and at which it was last known to go
+    /// on.
     fn wait_inside(
         &self,
         core: &Core,
@@ -289,7 +294,8 @@ impl PollContext {
             if found > 0 {
                 return Ok(found);
             }
-            // A thread that is woken for nothing, again and again, does not stay.
+            // A thread that is woken repeatedly without events does not stay past its
+            // deadline.
             if woken && deadline.is_some_and(|deadline| core.clock.instant_now() >= deadline) {
                 return Ok(0);
             }
@@ -311,9 +317,9 @@ impl PollContext {
         }
     }
 
-    /// How many events the application may have at once, of `most`: as many as it will
-    /// have dealt with when the device is due to be polled again, by what one cost
-    /// lately. What is lost when the ring is full are segments of connections, too.
+    /// Returns how many events the application may receive at once, at most `most`. It is
+    /// the number that it will have handled when the next poll of the device is due, by
+    /// the recent cost of one. A full ring also loses segments of connections.
     pub fn most_events(&self, core: &Core, most: usize) -> usize {
         let Some(away) = core.receiver.until_due(core) else {
             return most;

@@ -1,6 +1,6 @@
-//! Message sockets: connections that carry frames (ACP, docs/acp.md), with the
-//! semantics of SOCK_SEQPACKET. They are [`TcpStream`]s and [`TcpListener`]s that deal
-//! in whole frames only.
+//! Message sockets: connections that carry frames (ACP, docs/acp.md), with the semantics
+//! of SOCK_SEQPACKET. They are [`TcpStream`]s and [`TcpListener`]s that carry whole
+//! frames only.
 
 use std::io::{self, IoSlice, IoSliceMut};
 use std::net::SocketAddr;
@@ -14,10 +14,10 @@ use tidewall_stack::StackHandle;
 
 /// A connection of frames.
 ///
-/// A frame arrives whole or not at all, once, and in order. Its length is bounded by
-/// [`TcpStream::frame_max`]. Waiting, options, addresses and the end are those of
-/// [`AcpStream::stream`]; it is readable once a whole frame is there, and writable
-/// while the longest fits.
+/// A frame arrives whole or not at all, once, and in order. [`TcpStream::frame_max`]
+/// bounds its length. Waiting, options, addresses and shutdown are those of
+/// [`AcpStream::stream`]. It is readable once a whole frame has arrived, and writable
+/// while the longest frame fits.
 pub struct AcpStream {
     stream: TcpStream,
 }
@@ -31,18 +31,18 @@ impl AcpStream {
     /// Connects, and waits until the peer has answered.
     ///
     /// # Errors
-    /// As [`TcpStream::connect`]; EPROTONOSUPPORT for a peer that does not speak ACP,
-    /// and for one that only the kernel reaches: of this host, or not by the stack's
+    /// Those of [`TcpStream::connect`]; EPROTONOSUPPORT for a peer that does not support
+    /// ACP, and for one that only the kernel reaches: on this host, or not by the stack's
     /// interface.
     pub fn connect(stack: &StackHandle, address: SocketAddr) -> io::Result<Self> {
         Self::connect_with(stack, address, &ConnectOptions::default())
     }
 
-    /// As [`AcpStream::connect`], with options; [`Framing::Stream`] among them is taken
-    /// for [`Framing::Acp`].
+    /// As [`AcpStream::connect`], with options; [`Framing::Stream`] is treated as
+    /// [`Framing::Acp`].
     ///
     /// # Errors
-    /// As [`AcpStream::connect`] and [`TcpStream::connect_with`].
+    /// Those of [`AcpStream::connect`] and [`TcpStream::connect_with`].
     pub fn connect_with(
         stack: &StackHandle,
         address: SocketAddr,
@@ -55,7 +55,7 @@ impl AcpStream {
     /// As [`TcpStream::connect_nonblocking_with`].
     ///
     /// # Errors
-    /// As [`AcpStream::connect_with`], of what is known at once.
+    /// Those of [`AcpStream::connect_with`] that are known at once.
     pub fn connect_nonblocking_with(
         stack: &StackHandle,
         address: SocketAddr,
@@ -68,15 +68,15 @@ impl AcpStream {
     /// Sends a frame.
     ///
     /// # Errors
-    /// EMSGSIZE for more than [`TcpStream::frame_max`] bytes; EAGAIN when nonblocking,
-    /// or at the timeout, while there is no room for all of it; EPIPE, ECONNRESET,
-    /// ETIMEDOUT, EINTR. EMSGSIZE ends the connection, too, when a frame that was taken
-    /// is longer than what the path carries by now.
+    /// - EMSGSIZE for more than [`TcpStream::frame_max`] bytes. It also ends the
+    ///   connection, when an accepted frame is longer than what the path carries by now.
+    /// - EAGAIN when nonblocking, or at the timeout, without room for the whole frame.
+    /// - EPIPE, ECONNRESET, ETIMEDOUT, EINTR.
     pub fn send(&self, payload: &[u8]) -> io::Result<()> {
         self.send_vectored(&[IoSlice::new(payload)])
     }
 
-    /// As [`AcpStream::send`], of a frame from several pieces.
+    /// As [`AcpStream::send`], for a frame in several pieces.
     ///
     /// # Errors
     /// As [`AcpStream::send`].
@@ -84,7 +84,7 @@ impl AcpStream {
         self.stream.send_pieces(pieces, 0).map(drop)
     }
 
-    /// As [`AcpStream::send`], where another frame follows at once: both may share a
+    /// As [`AcpStream::send`], when another frame follows at once: both may share a
     /// segment.
     ///
     /// # Errors
@@ -94,17 +94,19 @@ impl AcpStream {
         self.stream.send_pieces(&piece, MSG_MORE).map(drop)
     }
 
-    /// Receives a frame; what `buffer` does not hold of it is lost, and
-    /// [`ReceivedFrame::length`] says so. `None` is the end of what the peer sends.
+    /// Receives a frame. Bytes that do not fit `buffer` are lost, and
+    /// [`ReceivedFrame::length`] reports the full length. `None` means that the peer
+    /// sends no more.
     ///
     /// # Errors
-    /// EAGAIN when nonblocking, or at the timeout, while no frame is whole; EPROTO once
-    /// what came is no frame; otherwise as [`std::io::Read::read`] of [`TcpStream`].
+    /// EAGAIN when nonblocking, or at the timeout, without a whole frame; EPROTO once the
+    /// received bytes are no frame; otherwise those of [`std::io::Read::read`] of
+    /// [`TcpStream`].
     pub fn receive(&self, buffer: &mut [u8]) -> io::Result<Option<ReceivedFrame>> {
         self.stream.receive_frame(&mut [IoSliceMut::new(buffer)], 0)
     }
 
-    /// As [`AcpStream::receive`]; the next call gets the same frame.
+    /// As [`AcpStream::receive`]; the next call returns the same frame.
     ///
     /// # Errors
     /// As [`AcpStream::receive`].
@@ -113,8 +115,8 @@ impl AcpStream {
         self.stream.receive_frame(&mut buffers, MSG_PEEK)
     }
 
-    /// The connection, to be waited for, asked and set. Reading and writing it takes
-    /// and sends whole frames, too.
+    /// Returns the connection, for waiting, queries and options. Reads and writes on it
+    /// also transfer whole frames.
     pub fn stream(&self) -> &TcpStream {
         &self.stream
     }
@@ -128,7 +130,7 @@ fn framed(options: &ConnectOptions) -> ConnectOptions {
 
 /// A listener for connections of frames.
 ///
-/// Peers of this host, which a [`TcpListener`] takes from the kernel, are reset: the
+/// Peers of this host, which a [`TcpListener`] accepts from the kernel, are reset: the
 /// kernel's TCP does not keep frames whole.
 pub struct AcpListener {
     listener: TcpListener,
@@ -140,7 +142,7 @@ impl AcpListener {
         self.listener
     }
 
-    /// Listens; SYNs that do not ask for ACP are answered with RST.
+    /// Listens; SYNs that do not request ACP are answered with RST.
     ///
     /// # Errors
     /// As [`TcpListener::bind`].
@@ -148,9 +150,9 @@ impl AcpListener {
         Self::bind_with(stack, address, ListenOptions::default())
     }
 
-    /// As [`AcpListener::bind`], with options. [`Framing::Stream`] among them is taken
-    /// for [`Framing::Acp`]; [`Framing::AcpUnconfirmed`] takes other hosts' ends over
-    /// kernel TCP, too, which cannot ask. There is no Fast Open.
+    /// As [`AcpListener::bind`], with options. [`Framing::Stream`] is treated as
+    /// [`Framing::Acp`]. [`Framing::AcpUnconfirmed`] also accepts peers that run ACP over
+    /// kernel TCP, which cannot request it. There is no Fast Open.
     ///
     /// # Errors
     /// As [`TcpListener::bind_with`].
@@ -173,7 +175,7 @@ impl AcpListener {
         Ok((AcpStream { stream }, peer))
     }
 
-    /// The listener, to be waited for, asked and set.
+    /// Returns the listener, for waiting, queries and options.
     pub fn listener(&self) -> &TcpListener {
         &self.listener
     }

@@ -24,37 +24,37 @@ use tidewall_stack::endpoint::Endpoint;
 use tidewall_stack::lock::{Mutex, lock, rank};
 use tidewall_stack::receiver::QueueHandle;
 
-/// Frames that may wait in the shared channel, a queue.
+/// Frames that may wait in the shared channel, per queue.
 const SHARED_LIMIT: u32 = 1024;
-/// Frames that may wait in TIME-WAIT's: last acknowledgments, and SYNs of clients
-/// that come again, as many as may come in one burst.
+/// Frames that may wait in the TIME-WAIT channel: last acknowledgments, and SYNs of
+/// returning clients, as many as may arrive in one burst.
 const TIME_WAIT_LIMIT: u32 = 256;
-/// Frames of one flow in TIME-WAIT: more want an acknowledgment, of which few are
+/// Frames per flow in TIME-WAIT: more would request an acknowledgment, of which few are
 /// sent.
 const TIME_WAIT_SHARE: u32 = 4;
-/// A flow gets one frame in so many of another channel that it shares.
+/// A flow gets one frame in this many of any other channel that it shares.
 const PARTS: u32 = 16;
-/// Frames of one flow in its handshake: the segment that ends it and an initial window of
+/// Frames per flow in its handshake: the segment that ends it and an initial window of
 /// ten segments (RFC 6928), which the peer may send a second time before the listener's
 /// thread runs.
 const HALF_OPEN_SHARE: u32 = 32;
-/// Frames of one flow that may wait in the shared channel, a queue.
+/// Frames per flow that may wait in the shared channel, per queue.
 pub(super) const SHARED_MOST: u16 = SHARED_LIMIT.div_ceil(PARTS) as u16;
-/// Flows from which on single buckets of the driver's table overflow: up to there
+/// Number of flows from which single buckets of the driver's table overflow; up to it,
 /// connections in TIME-WAIT may stay.
 const FLOWS_MAX: usize = FLOW_BUCKETS * FLOW_WAYS / 10 * 7;
 
-/// What a flow may have of its channel.
+/// A flow's share of its channel.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u8)]
 pub(crate) enum Part {
     /// All of it.
     All = 0,
-    /// A part of the shared channel.
+    /// A share of the shared channel.
     Shared = 1,
-    /// A part of TIME-WAIT's.
+    /// A share of the TIME-WAIT channel.
     TimeWait = 2,
-    /// A part of its listener's, being half open.
+    /// A share of its listener's channel, while it is half open.
     HalfOpen = 3,
 }
 
@@ -88,18 +88,18 @@ impl SharedChannel {
     }
 }
 
-/// Sets the most frames of one flow.
+/// Sets the most frames per flow.
 fn set_part(queue: &QueueHandle, part: Part, most: u32) {
     queue.shared.tables().set_share(part as u8, most as u16);
 }
 
 /// TCP's channels of one stack.
 pub(crate) struct Channels {
-    /// Of connections that have none.
+    /// The channel of connections without their own.
     pub(crate) shared: Arc<SharedChannel>,
     pub(crate) time_wait: Arc<SharedChannel>,
-    /// Connections that the application has closed, with frames that a thread of a
-    /// host architecture has left there.
+    /// Connections closed by the application that have frames, left there by a thread of
+    /// a host architecture.
     closing: Mutex<Vec<Arc<ConnectionInner>>, rank::Leaf>,
 }
 
@@ -126,7 +126,7 @@ impl Endpoint for SharedChannel {
         }
     }
 
-    /// TIME-WAIT's: the other has no timer.
+    /// The timer of TIME-WAIT; the other channel has none.
     fn on_timer(self: Arc<Self>, core: &Core) {
         Tcp::of(core).expire_time_wait(core);
     }
@@ -139,8 +139,8 @@ impl Endpoint for SharedChannel {
 impl Tcp {
     // ---- Flows ----------------------------------------------------------------
 
-    /// Enters a flow and its channel into the driver's table. Where that has no
-    /// room a connection in TIME-WAIT makes some. False if none could.
+    /// Enters a flow and its channel into the driver's table. If the table is full, a
+    /// connection in TIME-WAIT is evicted. Returns false if none could be.
     pub(crate) fn enter_flow(
         &self,
         core: &Core,
@@ -169,16 +169,16 @@ impl Tcp {
         enter().is_ok()
     }
 
-    /// True while the driver's table has so many flows that those in TIME-WAIT must
-    /// make room.
+    /// Returns true while the driver's table has so many flows that those in TIME-WAIT
+    /// must make room.
     pub(super) fn has_many_flows(&self, core: &Core) -> bool {
         core.tables.flows() > FLOWS_MAX
     }
 
     // ---- Channels that many share -----------------------------------------------
 
-    /// Frames came to the shared channel. Threads of a host architecture deliver
-    /// while they hold their queue, where no protocol may run.
+    /// Called when frames arrived in the shared channel. Threads of a host architecture
+    /// deliver while they hold their queue, when no protocol may run.
     pub(crate) fn on_shared_frames(&self, core: &Core) {
         if core.receiver.architecture.has_threads() {
             self.defer_shared(core);
@@ -187,7 +187,8 @@ impl Tcp {
         }
     }
 
-    /// Frames came to the channel of a connection that the application has closed.
+    /// Called when frames arrived in the channel of a connection that the application has
+    /// closed.
     pub(super) fn on_closing_frames(&self, core: &Core, connection: &Arc<ConnectionInner>) {
         if !core.receiver.architecture.has_threads() {
             connection.process(core);
@@ -204,7 +205,8 @@ impl Tcp {
         self.helper.wake();
     }
 
-    /// Frames came to TIME-WAIT's channel: their turn is when nothing else is due.
+    /// Called when frames arrived in the TIME-WAIT channel: they are processed when
+    /// nothing else is due.
     pub(crate) fn on_time_wait_frames(&self) {
         self.channels
             .time_wait
@@ -213,7 +215,7 @@ impl Tcp {
         self.helper.wake();
     }
 
-    /// True when frames were left in a shared channel.
+    /// Returns true when frames were left in a shared channel.
     pub(super) fn has_shared_frames(&self) -> bool {
         let Channels {
             shared, time_wait, ..
@@ -221,8 +223,8 @@ impl Tcp {
         shared.waiting.load(Ordering::Acquire) || time_wait.waiting.load(Ordering::Acquire)
     }
 
-    /// Runs the protocol on reassembled segments and on frames that were left to
-    /// later, TIME-WAIT's last.
+    /// Runs the protocol on reassembled segments and on deferred frames, those of
+    /// TIME-WAIT last.
     pub(super) fn take_waiting_frames(&self, core: &Core) {
         let Channels {
             shared, time_wait, ..
@@ -248,7 +250,7 @@ impl Tcp {
         }
     }
 
-    /// Runs the protocol on what waits in a shared channel.
+    /// Runs the protocol on the frames in a shared channel.
     fn take_shared(&self, core: &Core, shared: &SharedChannel) {
         let mut frames = Vec::new();
         for (number, queue) in core.receiver.queues.iter().enumerate() {
@@ -266,7 +268,7 @@ impl Tcp {
         core.tables.renew_shares(shared.part as u8);
     }
 
-    /// A listener has emptied its channel.
+    /// Called when a listener has emptied its channel.
     pub(super) fn renew_half_open(&self, core: &Core) {
         core.tables.renew_shares(Part::HalfOpen as u8);
     }

@@ -1,5 +1,4 @@
-//! One connection as the stack holds it: the engine, its channel, and who
-//! waits for it.
+//! One connection in the stack: the engine, its channel, and its waiters.
 
 mod endpoint;
 mod output;
@@ -36,94 +35,94 @@ use tidewall_stack::core::Core;
 use tidewall_stack::lock::{Mutex, MutexGuard, lock, rank};
 pub(crate) use waiting::Waiting;
 
-/// Segments through the shared channel after which a connection is busy enough
-/// for one of its own.
+/// Segments through the shared channel after which a connection is busy enough for a
+/// channel of its own.
 const BUSY: u8 = 16;
-/// [`State::armed`] of a connection whose timer is not.
+/// [`State::armed`] of a connection whose timer is not armed.
 const NEVER: u64 = u64::MAX;
 
 /// One connection.
 pub(crate) struct ConnectionInner {
-    /// The connection's, to be read without its lock.
+    /// The connection's flow, readable without its lock.
     flow: FourTuple,
     timer: u32,
-    /// It carries frames and no stream.
+    /// It carries frames, not a stream.
     framed: bool,
     state: Mutex<State, rank::Connection>,
     /// The stack's.
     memory: Arc<Memory>,
     pub(crate) wait_queue: WaitQueue,
-    /// It is in the list of those with frames that no selector watches.
+    /// It is in the list of connections with frames that no selector watches.
     pending: AtomicBool,
-    /// It is in the list of those that want to send.
+    /// It is in the list of connections with output.
     dirty: AtomicBool,
-    /// The application has closed it: as [`State::orphan`], to be read without the
-    /// lock.
+    /// The application has closed it: as [`State::orphan`], readable without the lock.
     closed: AtomicBool,
 }
 
-/// What the lock guards.
+/// The state that the lock guards.
 pub(crate) struct State {
     pub(crate) connection: Connection,
-    /// Bytes of memory that it counts for in the stack's.
+    /// Bytes of memory charged to the stack for it.
     pub(super) charged: u32,
-    /// Its own channel; without one its frames come through the shared one.
+    /// Its own channel; without one its frames arrive through the shared one.
     channel: Option<ChannelSet>,
-    /// When its timer is to expire, ns.
+    /// The time at which its timer expires, ns.
     armed: u64,
-    /// It was armed for something in flight.
+    /// The timer was armed for data in flight.
     armed_in_flight: bool,
     pub(crate) path: Path,
-    /// What of it wakes nobody, as the driver's table has it.
+    /// The segments that wake no thread, as the driver's table has it.
     waits: Waits,
-    /// All that comes after the application has closed it has had its time to wait.
+    /// Segments that arrive after the application has closed it no longer wait.
     waited: bool,
-    /// How much came lately.
+    /// Its recent rate of frames.
     usage: Usage,
-    /// What its channel had dropped for others before.
+    /// The drop count of its channel when it took the channel over.
     dropped_before: u32,
-    /// Segments that came through the shared channel since a channel was asked for.
+    /// Segments through the shared channel since it last requested one of its own.
     through_shared: u8,
     /// The application has closed it.
     orphan: bool,
-    /// Nothing of the stack points to it any more.
+    /// No table of the stack points to it any more.
     detached: bool,
-    /// Output was refused, and waits for its timer.
+    /// Output was rejected, and waits for its timer.
     held_up: bool,
     /// Times in a row that the device had no room for its output.
     refusals: u8,
-    /// A long segment has left since nothing was in flight.
+    /// A long segment has left since the last time nothing was in flight.
     follows_long: bool,
-    /// Since when its acknowledgment is delayed, in microseconds that wrap; 0: it is not.
+    /// The time since which its acknowledgment is delayed, in wrapping microseconds; 0 if
+    /// it is not.
     delayed_since: u32,
     opening: Opening,
-    /// Somebody has found no space to write (Linux's SOCK_NOSPACE): they are notified
-    /// once there is some.
+    /// A writer has found no space (Linux's SOCK_NOSPACE): it is notified once there is
+    /// some.
     no_space: bool,
-    /// What watchers were notified of last.
+    /// The state that watchers were last notified of.
     reported: Reported,
 }
 
-/// How its segments leave.
+/// The path of its segments.
 pub(crate) struct Path {
     neighbour: Option<MacAddress>,
-    /// When to ask for it again, ns.
+    /// The time at which to query the neighbour again, ns.
     neighbour_until: u64,
-    /// Questions for it since there was an answer, as many as it waits for.
+    /// Unanswered neighbour queries, up to the number that it waits for.
     questions: u8,
-    /// Queue that its frames come on.
+    /// The queue on which its frames arrive.
     queue: u8,
     pub(crate) hop_limit: u8,
 }
 
-/// What is left of the handshake with Fast Open.
+/// The remaining state of a handshake with Fast Open.
 struct Opening {
-    /// Its SYN waits for what is written first (`TCP_FASTOPEN_CONNECT`).
+    /// Its SYN waits for the first write (`TCP_FASTOPEN_CONNECT`).
     awaits_syn_data: bool,
-    /// Opened with Fast Open, and something is to be learned from it.
+    /// Opened with Fast Open; its outcome is still to be recorded.
     fast: bool,
-    /// The listener for which a SYN with data has opened it, until the handshake has
-    /// ended.
+    /// The listener for which a SYN with data has opened it, until the handshake is
+    /// complete.
     opened_at: Option<Weak<ListenerInner>>,
 }
 
@@ -139,7 +138,7 @@ struct Reported {
     /// [`Connection::rcv_nxt`].
     received_to: u32,
     phase: Phase,
-    /// The peer's FIN has come, or reading was shut down.
+    /// The peer's FIN has arrived, or reading was shut down.
     receive_closed: bool,
     send_closed: bool,
     /// [`Connection::notification_count`].
@@ -158,7 +157,7 @@ impl Reported {
     }
 }
 
-/// The engine's errno as an error.
+/// Converts the engine's errno into an error.
 pub(crate) fn error(errno: Errno) -> io::Error {
     io::Error::from_raw_os_error(errno.0)
 }
@@ -176,27 +175,28 @@ impl ConnectionInner {
         Locked::new(lock(&self.state), &self.memory)
     }
 
-    /// Locks it for who changes nothing that takes memory.
+    /// Locks it for a caller that changes nothing that takes memory.
     pub(crate) fn look(&self) -> MutexGuard<'_, State, rank::Connection> {
         lock(&self.state)
     }
 
-    /// Locks it unless somebody is busy with it.
+    /// Locks it unless another thread holds the lock.
     pub(super) fn try_lock(&self) -> Option<Locked<'_>> {
         Some(Locked::new(self.state.try_lock()?, &self.memory))
     }
 
-    /// True for who must enter it in a list of those with frames: it is in none.
+    /// Returns true if the caller must enter it in a list of those with frames: it is in
+    /// none.
     pub(super) fn becomes_pending(&self) -> bool {
         !self.pending.swap(true, Ordering::AcqRel)
     }
 
-    /// Takes it off the list of those with frames, by the thread that took it.
+    /// Removes it from the list of those with frames; called by the thread that took it.
     pub(crate) fn clear_pending(&self) {
         self.pending.store(false, Ordering::Release);
     }
 
-    /// Runs the protocol on the frames that wait.
+    /// Runs the protocol on the waiting frames.
     pub(crate) fn process(self: &Arc<Self>, core: &Core) {
         Deferred::collect(core, |deferred| {
             let state = self.look();
@@ -211,7 +211,7 @@ impl ConnectionInner {
         });
     }
 
-    /// Has `work` done with the connection locked, and then what that put off.
+    /// Runs `work` with the connection locked, and then the work that it deferred.
     #[inline]
     pub(crate) fn with<R>(
         &self,
@@ -221,7 +221,7 @@ impl ConnectionInner {
         Deferred::collect(core, |deferred| work(&mut self.lock(), deferred))
     }
 
-    /// Gives the channel's frames to the engine. Returns how many.
+    /// Passes the channel's frames to the engine. Returns their number.
     pub(crate) fn take_frames(
         &self,
         core: &Core,
@@ -248,7 +248,7 @@ impl ConnectionInner {
             let shared = channel.shared().clone();
             let mut done = Done::default();
             let before = taken;
-            // No more than the channel's credit, which comes back below.
+            // No more than the channel's credit, which is returned below.
             while let Some(frame) = channel.remove() {
                 taken += 1;
                 let read = (&frame, &mut joined);
@@ -277,14 +277,14 @@ impl ConnectionInner {
         taken
     }
 
-    /// A segment that came another way than by its own channel.
+    /// Processes a segment that did not arrive by its own channel.
     pub(crate) fn input(self: &Arc<Self>, core: &Core, segment: &Segment<'_>, queue: usize) {
         Deferred::collect(core, |deferred| {
             self.input_with(core, segment, queue, deferred);
         });
     }
 
-    /// As [`ConnectionInner::input`], by who has a listener locked.
+    /// As [`ConnectionInner::input`], for a caller that holds a listener's lock.
     pub(crate) fn input_with(
         self: &Arc<Self>,
         core: &Core,
@@ -296,7 +296,7 @@ impl ConnectionInner {
         if state.detached {
             return;
         }
-        // Those that came before it, by its own channel.
+        // Earlier segments, in its own channel.
         self.take_frames(core, &mut state, deferred);
         let now = core.now();
         state.path.queue = queue as u8;
@@ -313,7 +313,7 @@ impl ConnectionInner {
         self.notify_changes(&mut state);
     }
 
-    /// An ICMP error that came another way than by its own channel.
+    /// Processes an ICMP error that did not arrive by its own channel.
     pub(crate) fn icmp_error(self: &Arc<Self>, core: &Core, error: &FlowError) {
         self.with(core, |state, deferred| {
             state.connection.icmp_error(error, core.now());
@@ -331,8 +331,8 @@ impl ConnectionInner {
         });
     }
 
-    /// What follows any change: the end of the connection, its timer, and its
-    /// place among those that want to send.
+    /// Handles the consequences of any change: the end of the connection, its timer, and
+    /// its place among those with output.
     pub(crate) fn update(
         self: &Arc<Self>,
         core: &Core,
@@ -351,7 +351,8 @@ impl ConnectionInner {
                 self.schedule_output(core);
             }
         } else if let Some(entry) = state.connection.take_time_wait() {
-            // Nobody is notified of this: the peer's FIN was what they waited for.
+            // No watcher is notified of this: the peer's FIN was the event that they
+            // waited for.
             state.reported = Reported::of(&state.connection);
             Tcp::of(core).enter_time_wait(core, entry);
             self.detach(core, state, true, deferred);
@@ -369,9 +370,10 @@ impl ConnectionInner {
         self.update_timer(core, state);
     }
 
-    /// A timer that expires early costs one look; moving it back with each segment would
-    /// cost more. But one for what is acknowledged by now, with nothing else in flight,
-    /// would wake a thread that sleeps, after each answer of a server.
+    /// Updates the timer. A timer that expires early costs one check; moving it back with
+    /// each segment would cost more. An exception is a timer for data that is
+    /// acknowledged by now, with nothing else in flight: it would wake a sleeping thread
+    /// after each answer of a server.
     fn update_timer(&self, core: &Core, state: &mut State) {
         let due = state.connection.next_timeout();
         let in_flight = state.connection.awaits_acknowledgment();
@@ -394,21 +396,21 @@ impl ConnectionInner {
 
     pub(super) fn arm(&self, core: &Core, state: &mut State, due: Duration) {
         if nanoseconds(due) < state.armed {
-            // Keepalive probes of many connections go together.
+            // Keepalive probes of many connections leave together.
             let due = if state.connection.is_idle() {
                 Duration::from_secs(due.as_secs() + 1)
             } else {
                 due
             };
-            // Not the exact time: what is due between the two is not armed otherwise.
+            // Not the exact time: other work that is due between the two is not armed
+            // otherwise.
             state.armed = nanoseconds(due);
             core.arm(self.timer, due);
         }
     }
 
-    /// Notifies watchers of what has changed since they were last notified: as Linux
-    /// does, so that edge-triggered watchers (EPOLLET) are notified of the
-    /// same ones.
+    /// Notifies watchers of the changes since their last notification, as Linux does, so
+    /// that edge-triggered watchers (EPOLLET) receive the same edges.
     pub(crate) fn notify_changes(&self, state: &mut State) {
         let changed = state.changes();
         if !changed.is_empty() {
@@ -416,16 +418,16 @@ impl ConnectionInner {
         }
     }
 
-    /// As [`ConnectionInner::notify_changes`], if it was notified of something since
-    /// `before` ([`Connection::notification_count`]).
+    /// As [`ConnectionInner::notify_changes`], if the engine has recorded a notification
+    /// since `before` ([`Connection::notification_count`]).
     pub(crate) fn notify_notifications(&self, state: &mut State, before: u32) {
         if state.connection.notification_count() != before {
             self.notify_changes(state);
         }
     }
 
-    /// As [`ConnectionInner::notify_changes`], by a thread that has read: nobody else need
-    /// look for what it took.
+    /// As [`ConnectionInner::notify_changes`], by a thread that has read: no other thread
+    /// need look for the data that it consumed.
     pub(crate) fn notify_read(&self, state: &mut State) {
         let changed = state.changes();
         if !changed.is_empty() {
@@ -436,16 +438,15 @@ impl ConnectionInner {
         }
     }
 
-    /// Wakes those who wait, as the application has changed its state.
+    /// Wakes the waiters, as the application has changed its state.
     pub(crate) fn notify_state(&self, state: &mut State) {
         state.changes();
         self.wait_queue.notify(Events::STATE_CHANGED);
     }
 
-    /// Gives it a channel of its own if there is one, else (`first`) the shared
-    /// one.
+    /// Assigns a channel of its own if one is free, else (`first`) the shared one.
     ///
-    /// False when the driver has no room for the flow.
+    /// Returns false when the driver has no room for the flow.
     pub(crate) fn take_channel(
         self: &Arc<Self>,
         core: &Core,
@@ -454,7 +455,7 @@ impl ConnectionInner {
         deferred: &mut Deferred,
     ) -> bool {
         let flow = *state.connection.flow();
-        // A new one may have the channel of one that is silent.
+        // A new connection may take the channel of a silent one.
         let wanted = state.usage.frames(core.now()).max(1);
         let Some(mut set) = Tcp::of(core).lend_channel(core, wanted, deferred) else {
             if first {
@@ -480,11 +481,11 @@ impl ConnectionInner {
         false
     }
 
-    /// Gives its channel back; its frames come through the shared one from now on.
+    /// Releases its channel; its frames arrive through the shared one from now on.
     fn give_channel_back(&self, core: &Core, state: &mut State, deferred: &mut Deferred) {
         if let Some(set) = state.leave_channel() {
             (state.waits, state.waited) = (Waits::None, false);
-            // It replaces an entry, for which there is room.
+            // It replaces an existing entry, so there is room.
             Tcp::of(core).enter_flow(
                 core,
                 &self.flow,
@@ -495,8 +496,7 @@ impl ConnectionInner {
         }
     }
 
-    /// Takes it out of everything that points to it. `lingers`: the flow is in
-    /// TIME-WAIT.
+    /// Removes it from all tables that point to it. `lingers`: the flow is in TIME-WAIT.
     fn detach(&self, core: &Core, state: &mut State, lingers: bool, deferred: &mut Deferred) {
         state.detached = true;
         if state.connection.take_framing_error() {
@@ -527,10 +527,10 @@ impl ConnectionInner {
         Tcp::of(core).counters.closed(state.orphan);
     }
 
-    /// The application is done with it: FIN, or RST when data was not read, and
-    /// the rest in the background.
+    /// Called when the application has closed it. Sends FIN, or RST when data was not
+    /// read; the rest happens in the background.
     pub(crate) fn close(self: &Arc<Self>, core: &Core, linger: Option<Duration>) {
-        // What comes after the frames below is not left to the application.
+        // Segments that arrive after the frames below are not left to the application.
         self.closed.store(true, Ordering::Release);
         self.with(core, |state, deferred| {
             self.take_frames(core, state, deferred);
@@ -545,8 +545,8 @@ impl ConnectionInner {
         });
     }
 
-    /// True for one that the application has closed and that has something to
-    /// send, or waits to hear that it arrived.
+    /// Returns true for one that the application has closed and that has something to
+    /// send, or waits for acknowledgments.
     pub(crate) fn has_more(&self) -> bool {
         let state = self.look();
         let connection = &state.connection;
@@ -557,13 +557,13 @@ impl ConnectionInner {
         state.orphan && !state.detached && (waits || connection.wants_output())
     }
 
-    /// True once nothing is left for the stack to do.
+    /// Returns true once the stack has nothing left to do for it.
     pub(crate) fn is_over(&self) -> bool {
         self.look().detached
     }
 }
 
-/// The flow that an ICMP error is about.
+/// Returns the flow that an ICMP error is about.
 pub(crate) fn flow_of(error: &FlowError) -> FourTuple {
     FourTuple {
         local: error.local,
@@ -572,9 +572,9 @@ pub(crate) fn flow_of(error: &FlowError) -> FourTuple {
 }
 
 impl Tcp {
-    /// Makes a connection known: its flow, its timer, its port (which has a
-    /// user already) and its channel. `None` when the driver has no room for it
-    /// or the flow is taken; nothing is left behind then.
+    /// Registers a connection: its flow, its timer, its port (which has a user already)
+    /// and its channel. Returns `None` when the driver has no room for the flow or it is
+    /// in use; nothing is left behind then.
     pub(crate) fn open(
         &self,
         core: &Core,

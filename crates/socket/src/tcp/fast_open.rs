@@ -1,5 +1,5 @@
-//! Fast Open (RFC 7413) of one stack: what clients know of servers, and the keys
-//! of servers' cookies.
+//! Fast Open (RFC 7413) of one stack: a client's cache of servers, and the keys of a
+//! server's cookies.
 
 use std::collections::{HashMap, VecDeque};
 
@@ -18,20 +18,20 @@ use tidewall_stack::StackHandle;
 use tidewall_stack::core::Core;
 use tidewall_stack::lock::{Mutex, lock, rank};
 
-/// Servers that are remembered at most (RFC 7413 §4.1.3 wants a bound).
+/// Most servers that are remembered (RFC 7413 §4.1.3 requires a bound).
 const SERVERS_MAX: usize = 4096;
-/// SYNs in a row that were lost with their data before Fast Open is left alone
-/// with a server, and for how long then; doubled with each further one.
+/// SYNs in a row that were lost with their data before Fast Open is disabled for a
+/// server, and for how long then; doubled with each further one.
 const LOSSES: u8 = 2;
 const AFTER_LOSSES: Duration = Duration::from_secs(60);
-/// The longest of such pauses is so many doublings.
+/// The longest of these pauses, as a number of doublings.
 const DOUBLINGS: u32 = 6;
-/// How long no client uses Fast Open after the network seems to have swallowed it,
-/// unless it is set (`tcp_fastopen_blackhole_timeout_sec` was as much when Linux
-/// introduced it).
+/// How long no client uses Fast Open after the network seems to have dropped it, unless
+/// configured (`tcp_fastopen_blackhole_timeout_sec` was as much when Linux introduced
+/// it).
 const BLACK_HOLE: Duration = Duration::from_secs(3600);
 
-/// What is kept of Fast Open.
+/// The Fast Open state of a stack.
 pub(crate) struct FastOpen {
     clients: Mutex<Clients, rank::Leaf>,
     pub(super) keys: Mutex<FastOpenKeys, rank::Leaf>,
@@ -39,12 +39,12 @@ pub(crate) struct FastOpen {
     pub(super) black_hole: AtomicU32,
 }
 
-/// What connections have found out.
+/// What connections have found out about servers and the network.
 #[derive(Default)]
 struct Clients {
-    /// By our address and the server's: a cookie is for both.
+    /// By local address and server address: a cookie is valid for both.
     servers: HashMap<(IpAddr, IpAddr), Server>,
-    /// In the order in which they were met: the first goes first.
+    /// In insertion order: the oldest is evicted first.
     order: VecDeque<(IpAddr, IpAddr)>,
     black_hole: Pause,
 }
@@ -52,11 +52,11 @@ struct Clients {
 #[derive(Default)]
 struct Server {
     known: FastOpenPeer,
-    /// When Fast Open may be tried with it again.
+    /// The earliest time at which Fast Open may be retried with it.
     not_before: Duration,
 }
 
-/// No Fast Open for a time, longer each time until one connection succeeds.
+/// A pause of Fast Open, longer each time until one connection succeeds.
 #[derive(Default)]
 struct Pause {
     times: u32,
@@ -72,8 +72,8 @@ impl FastOpen {
         }
     }
 
-    /// What is known of a server, nothing perhaps; `None` when Fast Open is not to
-    /// be tried with it.
+    /// Returns the cached entry of a server, possibly empty; `None` when Fast Open must
+    /// not be tried with it.
     pub(super) fn server(&self, flow: &FourTuple, now: Duration) -> Option<FastOpenPeer> {
         let clients = lock(&self.clients);
         if now < clients.black_hole.until {
@@ -85,7 +85,7 @@ impl FastOpen {
         }
     }
 
-    /// Learns what a connection has found out.
+    /// Records the outcome of a connection.
     pub(super) fn learn(&self, flow: &FourTuple, outcome: &FastOpenOutcome, now: Duration) {
         let mut guard = lock(&self.clients);
         let Clients {
@@ -114,8 +114,8 @@ impl FastOpen {
         }
     }
 
-    /// The network may swallow SYNs with data, or what follows them (RFC 7413
-    /// §7.3, Linux `tcp_fastopen_active_disable`).
+    /// Records that the network may drop SYNs with data, or the segments after them (RFC
+    /// 7413 §7.3, Linux `tcp_fastopen_active_disable`).
     pub(super) fn suspect(&self, now: Duration) {
         let pause = &mut lock(&self.clients).black_hole;
         let seconds = self.black_hole.load(Ordering::Relaxed);
@@ -124,7 +124,7 @@ impl FastOpen {
         pause.times = pause.times.saturating_add(1);
     }
 
-    /// How a listener with such options serves Fast Open, if it does.
+    /// Returns how a listener with these options serves Fast Open, if it does.
     pub(super) fn serving(&self, options: &ListenOptions) -> Option<FastOpenServer> {
         (options.fast_open > 0).then(|| FastOpenServer {
             queue: options.fast_open,

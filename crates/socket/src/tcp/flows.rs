@@ -10,17 +10,17 @@ use tidewall_protocol::tcp::FourTuple;
 use super::connection::ConnectionInner;
 use tidewall_stack::lock::{Mutex, lock, rank};
 
-/// From this many places on, a table that is mostly empty is made smaller: a
-/// hundred thousand connections leave one that a single connection does not need.
+/// A mostly empty table with at least this many entries shrinks: a hundred thousand
+/// connections leave one that a single connection does not need.
 const SHRINK_FROM: usize = 1024;
 
-/// Connections by flow: a table of pointers. With the flows in it, which are
-/// nine times as large, that of a hundred thousand idle connections would not fit
-/// into a processor's second cache, and each segment of a busy one would wait for
-/// memory; the flow is in the connection, which its segment is about to read.
+/// Connections by flow: a table of pointers. Flows are nine times as large: with them the
+/// table of a hundred thousand idle connections would not fit into a processor's second
+/// cache, and each segment of a busy one would wait for memory. The flow is in the
+/// connection, which its segment is about to read.
 pub(crate) struct Flows {
     table: Mutex<HashTable<Arc<ConnectionInner>>, rank::Leaf>,
-    /// Keyed at random: addresses and ports are the peers' to choose.
+    /// Keyed at random: peers choose addresses and ports.
     hasher: RandomState,
 }
 
@@ -36,19 +36,19 @@ impl Flows {
         self.hasher.hash_one(flow)
     }
 
-    /// The flow's connection.
+    /// Returns the connection of a flow.
     pub(crate) fn find(&self, flow: &FourTuple) -> Option<Arc<ConnectionInner>> {
         let hash = self.hash(flow);
         let table = lock(&self.table);
         table.find(hash, |other| other.flow() == flow).cloned()
     }
 
-    /// All connections.
+    /// Returns all connections.
     pub(crate) fn all(&self) -> Vec<Arc<ConnectionInner>> {
         lock(&self.table).iter().cloned().collect()
     }
 
-    /// Enters a connection; false when its flow has one.
+    /// Enters a connection; returns false if its flow has one.
     pub(crate) fn enter(&self, connection: &Arc<ConnectionInner>) -> bool {
         let flow = connection.flow();
         let hash = self.hash(flow);
@@ -63,7 +63,7 @@ impl Flows {
         }
     }
 
-    /// Forgets a flow's connection.
+    /// Removes a flow's connection.
     pub(crate) fn forget(&self, flow: &FourTuple) {
         let hash = self.hash(flow);
         let mut table = lock(&self.table);
@@ -73,7 +73,7 @@ impl Flows {
             table.shrink_to_fit(|other| self.hash(other.flow()));
         }
         drop(table);
-        // Outside the lock: it may be the last to know of it.
+        // Outside the lock: this may be the last reference.
         drop(forgotten);
     }
 }

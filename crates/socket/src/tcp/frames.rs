@@ -1,4 +1,4 @@
-//! From frames to segments, and whose a segment is.
+//! From frames to segments, and from segments to their owners.
 
 use tidewall_device::demux::ChannelId;
 use tidewall_device::demux::layout::Kind;
@@ -20,8 +20,7 @@ use tidewall_stack::core::Core;
 use tidewall_stack::lock::lock;
 use tidewall_stack::protocol::Hold;
 
-/// A segment in a buffer of its own: one that came in a channel whose owner it
-/// was not for.
+/// A segment in a buffer of its own, which arrived in a channel of another owner.
 struct Misdirected {
     bytes: Box<[u8]>,
     transport: usize,
@@ -30,19 +29,19 @@ struct Misdirected {
     queue: usize,
 }
 
-/// What is left to do once no connection is locked.
+/// Work to do once no connection is locked.
 #[derive(Default)]
 pub(crate) struct Deferred {
     misdirected: Vec<Misdirected>,
     reassembled: Vec<Reassembled>,
-    /// Frames that nobody can be found for: of no kind that names a flow.
+    /// Frames without an owner: of no kind that names a flow.
     unknown: u64,
-    /// What has waited on the device is waited for now.
+    /// Frames that were left on the device must be processed now.
     pub(super) look: bool,
 }
 
 impl Deferred {
-    /// Has `work` done, which may lock connections, and then what it has put off.
+    /// Runs `work`, which may lock connections, and then the work that it deferred.
     #[inline]
     pub(crate) fn collect<R>(core: &Core, work: impl FnOnce(&mut Deferred) -> R) -> R {
         let mut deferred = Deferred::default();
@@ -75,7 +74,7 @@ impl Deferred {
         }
     }
 
-    /// Keeps a frame's segment for its real owner.
+    /// Keeps a frame's segment for its owner.
     pub(crate) fn keep(&mut self, shared: &Shared, frame: &Frame) {
         let mut joined = Vec::new();
         let described = ChannelFrame::whole(shared, frame, &mut joined);
@@ -97,9 +96,9 @@ impl Deferred {
     }
 }
 
-/// What is in a frame.
+/// The contents of a frame.
 pub(crate) enum Content<'a> {
-    /// With its frame.
+    /// A segment, with its frame.
     Segment(Segment<'a>, ChannelFrame<'a>),
     Error(FlowError),
     /// Dropped and counted, or kept for reassembly.
@@ -107,7 +106,7 @@ pub(crate) enum Content<'a> {
 }
 
 impl Tcp {
-    /// Reads a frame of a TCP channel. `joined`: room for one in several pieces.
+    /// Parses a frame of a TCP channel. `joined`: room for one in several pieces.
     #[inline]
     pub(crate) fn parse<'a>(
         &self,
@@ -184,15 +183,16 @@ impl Tcp {
         }
     }
 
-    /// A segment was reassembled from fragments, by a thread that may hold what its
-    /// connection needs: those that sleep in the stack, or call, see to it.
+    /// Keeps a segment that was reassembled from fragments. The thread may hold locks
+    /// that its connection needs, so a thread that sleeps in the stack, or calls it,
+    /// processes the segment.
     pub(crate) fn keep_reassembled(&self, core: &Core, datagram: Reassembled) {
         lock(&self.pending.reassembled).push(datagram);
         self.defer_shared(core);
     }
 
-    /// Runs the protocol on reassembled segments: nobody sends such, so nothing is
-    /// made easy for them.
+    /// Runs the protocol on reassembled segments. Normal peers send none, so this path is
+    /// not optimised.
     pub(super) fn take_reassembled(&self, core: &Core) {
         let datagrams = std::mem::take(&mut *lock(&self.pending.reassembled));
         for Reassembled {
@@ -209,7 +209,7 @@ impl Tcp {
         }
     }
 
-    /// A segment that reached a helper socket while the poll was learned.
+    /// Processes a segment that reached a helper socket during NAPI-id discovery.
     pub(crate) fn take_kernel_delivered(
         &self,
         core: &Core,
@@ -227,19 +227,18 @@ impl Tcp {
             Ok(segment) => segment,
             Err(cause) => return core.causes.protocol(cause),
         };
-        // Answered to the frame's own sender: the kernel may not know the
-        // neighbour yet, as after a driver that resets its link when a program
-        // is attached.
-        // The driver has not looked whose it is: one that is not ours may be of a
-        // connection that the kernel has with a socket that was adopted. Sent again, it
-        // gets there.
+        // The answer goes to the frame's own sender: the kernel may not know the
+        // neighbour yet, for example after a driver that resets its link when a program
+        // is attached. The driver has not checked its owner. A segment without one here
+        // may be of a connection that the kernel has with an adopted socket. When it is
+        // retransmitted, it arrives there.
         self.dispatch(core, &segment, kernel_delivered.neighbour, 0, true);
-        // The thread may be one that sends nothing of its own afterwards.
+        // The thread may send nothing of its own afterwards.
         core.send(Hold::Nothing);
     }
 
-    /// Gives a segment to whom it belongs. No connection may be locked. `silent`: to nobody,
-    /// it is not answered with a reset.
+    /// Delivers a segment to its owner. No connection may be locked. `silent`: a segment
+    /// without an owner is not answered with a reset.
     pub(crate) fn dispatch(
         &self,
         core: &Core,
@@ -272,8 +271,8 @@ impl Tcp {
         }
     }
 
-    /// Sends a segment that no connection owns. Lost if there is no room: its
-    /// cause comes again.
+    /// Sends a segment that no connection owns. It is lost if there is no room: its cause
+    /// will recur.
     pub(crate) fn send_segment(
         &self,
         core: &Core,
@@ -287,14 +286,14 @@ impl Tcp {
         };
         let queued =
             lock(&place.transmitter).queue_segment(neighbour, super::HOP_LIMIT, flow, outgoing);
-        // For want of a frame it is counted there.
+        // The lack of a frame is counted there.
         if queued.is_err_and(|error| error.raw_os_error() != Some(libc::ENOBUFS)) {
             core.causes.protocol(DropReason::TcpUnsendable);
         }
         core.output.ring_doorbell(queue);
     }
 
-    /// Gives frames of a channel without an owner to whom they belong.
+    /// Delivers frames of a channel without an owner to their owners.
     pub(super) fn process_frames(
         &self,
         core: &Core,

@@ -1,5 +1,5 @@
-//! Connections that the kernel has: those with peers on this host, and those
-//! that do not go by the stack's interface.
+//! Kernel connections: those with peers on this host, and those whose route does not use
+//! the stack's interface.
 
 use std::io;
 use std::net::TcpStream as KernelTcp;
@@ -16,23 +16,23 @@ use tidewall_readiness::wait_queue::WaitQueue;
 /// `linux/tcp.h`
 pub(crate) const TCP_NOTSENT_LOWAT: i32 = 25;
 
-/// A stream of the kernel's.
+/// A kernel stream.
 pub(crate) struct KernelStream {
     pub(crate) stream: KernelTcp,
     pub(crate) wait_queue: WaitQueue,
 }
 
-/// Whole seconds for an option that knows no finer ones; at least one.
+/// Whole seconds for an option without a finer unit; at least one.
 fn seconds(time: Duration) -> i32 {
     i32::try_from(time.as_secs().max(1)).unwrap_or(i32::MAX)
 }
 
-/// Sets what connections begin with on a socket of the kernel's, which those that
-/// it accepts inherit.
+/// Sets the initial options of connections on a kernel socket; the connections that it
+/// accepts inherit them.
 ///
 /// # Errors
-/// What the kernel reports (ENOENT for an algorithm that it has not, EPERM for one
-/// that the namespace may not choose).
+/// The kernel's errors (ENOENT for an algorithm that it lacks, EPERM for one that the
+/// namespace may not choose).
 pub(crate) fn set_options(fd: BorrowedFd<'_>, v6: bool, wanted: &StreamOptions) -> io::Result<()> {
     let tcp = |name, value: u32| set_option(fd, libc::IPPROTO_TCP, name, number(value));
     let socket = |name, value: u32| set_option(fd, libc::SOL_SOCKET, name, number(value));
@@ -77,7 +77,7 @@ pub(crate) fn set_options(fd: BorrowedFd<'_>, v6: bool, wanted: &StreamOptions) 
     Ok(())
 }
 
-/// As large as an int can be.
+/// Converts to an int, at most the largest.
 fn number(value: u32) -> i32 {
     i32::try_from(value).unwrap_or(i32::MAX)
 }
@@ -87,7 +87,7 @@ pub(crate) fn milliseconds(time: Duration) -> u32 {
     u32::try_from(time.as_millis()).unwrap_or(u32::MAX)
 }
 
-/// TCP_LINGER2, whose zero is the namespace's time and whose -1 is none.
+/// TCP_LINGER2: zero means the namespace's time, -1 means none.
 pub(crate) fn linger2(time: Duration) -> i32 {
     if time.is_zero() { -1 } else { seconds(time) }
 }
@@ -98,11 +98,11 @@ pub(crate) fn set_congestion(fd: BorrowedFd<'_>, congestion: Congestion) -> io::
     set_option_bytes(fd, libc::IPPROTO_TCP, libc::TCP_CONGESTION, name)
 }
 
-/// IP_TOS or IPV6_TCLASS, and both of a socket that may have either's connections.
+/// IP_TOS or IPV6_TCLASS; both for a socket that may have connections of either family.
 pub(crate) fn set_traffic_class(fd: BorrowedFd<'_>, v6: bool, class: u8) -> io::Result<()> {
     let set_v4 = set_option(fd, libc::IPPROTO_IP, libc::IP_TOS, class.into());
     if v6 {
-        // Of IPv4 an IPv6 socket may know nothing (IPV6_V6ONLY).
+        // An IPv6 socket may not support IPv4's option (IPV6_V6ONLY).
         return set_option(fd, libc::IPPROTO_IPV6, libc::IPV6_TCLASS, class.into());
     }
     set_v4
@@ -160,7 +160,7 @@ impl KernelStream {
     }
 
     pub(crate) fn set_linger(&self, linger: Option<Duration>) -> io::Result<()> {
-        // Whole seconds, as many as an int holds.
+        // Whole seconds, at most as many as an int can hold.
         let most = i32::MAX.unsigned_abs().into();
         let seconds = linger.map(|time| Duration::from_secs(time.as_secs().min(most)));
         Ok(set_socket_linger(&self.stream, seconds)?)

@@ -48,21 +48,20 @@ pub use bind::ListenOptions;
 use bind::{defer_accept, hold};
 use opened::Opened;
 
-/// Frames that may wait for a listener, a queue, beside its backlog.
+/// Frames that may wait for a listener, per queue, in addition to its backlog.
 const CHANNEL_LIMIT: u32 = 256;
 /// How long after an accept another one is expected.
 const ACCEPTOR_TIMEOUT: Duration = Duration::from_secs(1);
-/// Accepts in a row that find connections in user space before the kernel's
-/// socket is asked all the same.
+/// Accepts in a row that find connections in user space before the kernel socket is
+/// polled all the same.
 const ASK_KERNEL_AFTER: u64 = 16;
 /// Largest backlog (Linux's `net.core.somaxconn` may be set as high).
 const BACKLOG_MAX: u32 = 65_535;
 
 /// A TCP listener on a [`StackHandle`].
 ///
-/// Its port is held by a listening socket of the kernel, so conflicts with other
-/// programs are real, and peers on this host connect to it too: accepting
-/// merges both.
+/// A listening kernel socket holds its port, so conflicts with other programs are
+/// detected. Peers on this host connect to it too: accepting merges both.
 pub struct TcpListener {
     inner: Arc<ListenerInner>,
     #[cfg(feature = "mio")]
@@ -70,50 +69,50 @@ pub struct TcpListener {
     // Dropped after `inner`'s use in Drop; keeps the device open.
     pub(crate) stack: StackHandle,
     nonblocking: AtomicBool,
-    /// It has begun to listen, so that its end is the end of what it has done.
+    /// It is listening, so dropping it must undo that.
     begun: bool,
-    /// Accepts in a row that found connections in user space.
+    /// Number of accepts in a row that found connections in user space.
     own_accepts: AtomicU64,
 }
 
-/// What a listener shares with the stack.
+/// The state that a listener shares with the stack.
 pub struct ListenerInner {
     timer: u32,
-    /// Its channel's.
+    /// The channel's id.
     id: ChannelId,
-    /// What the driver's cookies say.
+    /// The options that the driver's cookies encode.
     offer: CookieOffer,
     local: SocketAddr,
-    /// Takes IPv4 on an IPv6 wildcard address.
+    /// It accepts IPv4 on an IPv6 wildcard address.
     both: bool,
-    /// Others may have the address, too (SO_REUSEPORT).
+    /// Other listeners may have the address, too (SO_REUSEPORT).
     shares: bool,
     /// Connections that may wait to be accepted.
     backlog: usize,
     state: Mutex<State, rank::Listener>,
     accepted: Mutex<VecDeque<Arc<ConnectionInner>>, rank::Leaf>,
     waiting: AtomicUsize,
-    /// What the driver does about cookies.
+    /// The driver's cookie mode.
     cookies: Mutex<CookieMode, rank::Leaf>,
     pub(crate) wait_queue: WaitQueue,
-    /// Until when somebody who accepts is expected back, ns since the stack
+    /// The time until which an accepting thread is expected back, ns since the stack
     /// started; the largest number while one waits.
     acceptor_until: AtomicU64,
     kernel: Option<Unshared<KernelListener>>,
     kernel_input: KernelInput,
-    /// Connections opened by a SYN whose handshake has ended, and those that were
-    /// reset before it was: the protocol does not know of them yet.
+    /// Connections opened by a SYN whose handshake has ended, and those that were reset
+    /// before: the protocol has not processed them yet.
     opened: AtomicU32,
     reset: AtomicU32,
-    /// It does not listen any more,
+    /// It is shut down,
     shut: AtomicBool,
-    /// but the kernel socket does again ([`TcpListener::listen_again`]).
+    /// but the kernel socket is listening again ([`TcpListener::listen_again`]).
     again: AtomicBool,
-    /// The kernel's socket is the program's.
+    /// The kernel socket is the program's.
     adopted: AtomicBool,
     /// New connections are the kernel socket's.
     given_back: AtomicBool,
-    /// They stay so, whatever other processes do.
+    /// They remain so, whatever other processes do.
     for_good: AtomicBool,
 }
 
@@ -122,28 +121,29 @@ struct State {
     options: ListenOptions,
     /// Empty once closed.
     channel: Option<ChannelSet>,
-    /// When its timer is to expire.
+    /// The time at which its timer expires.
     armed: Duration,
-    /// Of the segment that is being processed.
+    /// The origin of the segment that is being processed.
     origin: Origin,
     /// Connections that were put into the accept queue.
     established: u32,
-    /// A queue each.
+    /// One per queue.
     opened: Box<[Opened]>,
 }
 
-/// Where a segment came from.
+/// The origin of a segment.
 #[derive(Clone, Copy, Default)]
 struct Origin {
-    /// Who sent it on the link.
+    /// Its sender on the link.
     neighbour: MacAddress,
     queue: usize,
-    /// Of no connection here it is not answered: it may be of one that the kernel has.
+    /// Without a connection here it is not answered: it may be of one that the kernel
+    /// has.
     silent: bool,
 }
 
 impl Origin {
-    /// As [`Listener::set_origin`] keeps it of each half-open connection.
+    /// The form in which [`Listener::set_origin`] keeps it for each half-open connection.
     fn to_bits(self) -> u64 {
         let [a, b, c, d, e, f] = self.neighbour.0;
         u64::from_be_bytes([0, self.queue as u8, a, b, c, d, e, f])
@@ -163,9 +163,9 @@ impl TcpListener {
     /// Listens with the default options. Port 0 lets the kernel choose.
     ///
     /// # Errors
-    /// EADDRINUSE when any program on this host has the port; EADDRNOTAVAIL for
-    /// an address that is not this host's; EACCES below 1024 without privilege;
-    /// ENFILE when the stack's channels are all in use.
+    /// EADDRINUSE when any program on this host has the port; EADDRNOTAVAIL for an
+    /// address that is not local; EACCES below 1024 without privilege; ENFILE when the
+    /// stack's channels are all in use.
     pub fn bind(stack: &StackHandle, address: SocketAddr) -> io::Result<Self> {
         Self::bind_with(stack, address, ListenOptions::default())
     }
@@ -173,7 +173,7 @@ impl TcpListener {
     /// Listens with options.
     ///
     /// # Errors
-    /// As [`TcpListener::bind`]; EINVAL for a backlog or an option out of range.
+    /// Those of [`TcpListener::bind`]; EINVAL for a backlog or an option out of range.
     pub fn bind_with(
         stack: &StackHandle,
         address: SocketAddr,
@@ -187,7 +187,7 @@ impl TcpListener {
         Self::begin(stack, options, kernel.transpose()?, address, false)
     }
 
-    /// `kernel`: the kernel socket that has the port, if there is a kernel; without one the
+    /// `kernel`: the kernel socket that has the port, if there is a kernel. Without one the
     /// stack chooses by `address`. `adopted`: it is the program's.
     fn begin(
         stack: &StackHandle,
@@ -206,7 +206,7 @@ impl TcpListener {
             true => Patience::Prompt,
             false => Patience::Restart,
         };
-        // Before any lock is taken, since a manager is waited for.
+        // Before any lock is taken, since this waits for a manager.
         let entered = kernel.as_ref().map(|kernel| {
             let holder = Some(kernel.as_fd());
             Entered::new(core, key, local.port(), holder, patience)
@@ -225,7 +225,7 @@ impl TcpListener {
         let limit = CHANNEL_LIMIT.max(options.backlog.min(1024));
         let set = core.channels.open(&core.receiver.queues, id, limit)?;
         let opened = set.channels.iter().map(|_| Opened::new(limit)).collect();
-        // IPv6 peers get 20 bytes less.
+        // Over IPv6 it is 20 bytes less.
         let config = options.stream.apply(Tcp::of(core).config(true));
         let mut protocol = Listener::new(&config, options.backlog, Tcp::of(core).secrets);
         protocol.set_fast_open(Tcp::of(core).fast_open.serving(&options));
@@ -282,8 +282,7 @@ impl TcpListener {
             begun: false,
             own_accepts: AtomicU64::new(0),
         };
-        // From here on dropping `listener` undoes what was done, which takes the
-        // lock itself.
+        // From here on dropping `listener` undoes the steps, and takes the lock itself.
         entered.keep();
         let listens = listener.inner.listen(core);
         drop(binding);
@@ -295,8 +294,8 @@ impl TcpListener {
     /// Accepts a connection. Returns it and its peer's address.
     ///
     /// # Errors
-    /// EAGAIN when nonblocking and none waits, EINTR, EINVAL once it is shut down,
-    /// and what the kernel's socket reports (EMFILE).
+    /// EAGAIN when nonblocking and no connection waits, EINTR, EINVAL once it is shut
+    /// down, and the kernel socket's errors (EMFILE).
     pub fn accept(&self) -> io::Result<(TcpStream, SocketAddr)> {
         let core = self.stack.here()?;
         let inner = &self.inner;
@@ -334,7 +333,7 @@ impl TcpListener {
                 core.netdev.check()?;
             }
             if nonblocking {
-                // A selector polls, and asks the kernel.
+                // A selector polls, and queries the kernel.
                 if !polled && !inner.wait_queue.is_polled() {
                     polled = true;
                     core.receiver.round(core, false)?;
@@ -344,7 +343,7 @@ impl TcpListener {
                     }
                     continue;
                 }
-                // It may not be about to.
+                // The selector may not be about to query the kernel, so this call counts.
                 self.own_accepts.fetch_add(1, Ordering::Relaxed);
                 return Err(io::ErrorKind::WouldBlock.into());
             }
@@ -355,15 +354,14 @@ impl TcpListener {
     fn accept_own(&self) -> Option<(TcpStream, SocketAddr)> {
         let core = self.stack.core();
         let connection = self.inner.pop()?;
-        // Room again: what waits in the channel may go on.
+        // There is room again: frames in the channel may proceed.
         let stream = TcpStream::own(connection, self.stack.clone(), self.inner.local.is_ipv6());
         let peer = stream.peer_address();
         Tcp::of(core).counters.accepted(false);
         if self.inner.has_unprocessed_frames() {
             self.inner.process(core);
         }
-        // What is left is another's, who was woken for none of it if it all
-        // came at once.
+        // The rest is for another thread: if all arrived at once, only one was woken.
         if self.inner.waiting.load(Ordering::SeqCst) > 0 {
             self.inner.wait_queue.threads().wake_one();
         }
@@ -374,14 +372,14 @@ impl TcpListener {
         let Some(kernel) = &self.inner.kernel else {
             return Ok(None);
         };
-        // One that was adopted may wait, for the processes that share it.
+        // An adopted socket may be blocking, for the processes that share it.
         if self.inner.is_adopted() && ready_now(kernel.as_raw_fd(), libc::POLLIN) == 0 {
             self.inner.kernel_is_empty();
             return Ok(None);
         }
         match kernel.accept() {
             Ok((stream, _)) if lock(&self.inner.state).options.stream.framing.is_acp() => {
-                // The peer is reset. There may be others: what was noted stays noted.
+                // The peer is reset. There may be others: the noted input stays noted.
                 let lingers = set_socket_linger(&stream, Some(Duration::ZERO));
                 self.stack.core().causes.protocol(DropReason::TcpNotAcp);
                 lingers.map_err(io::Error::from)?;
@@ -400,12 +398,12 @@ impl TcpListener {
         }
     }
 
-    /// Stops listening: connections that nobody has accepted are reset, and accepting
-    /// gives EINVAL. The address stays its own until it is dropped. As by
-    /// Linux, shutting the writing half alone changes nothing.
+    /// Stops listening: connections that were not accepted are reset, and accepting gives
+    /// EINVAL. It keeps the address until it is dropped. As by Linux, shutting the
+    /// writing half alone changes nothing.
     ///
     /// # Errors
-    /// ENOTCONN when it has been shut down before; what the kernel reports.
+    /// ENOTCONN when it has been shut down before; the kernel's errors.
     pub fn shutdown(&self, how: Shutdown) -> io::Result<()> {
         self.stack.here()?;
         if self.inner.refuses() {
@@ -429,10 +427,10 @@ impl TcpListener {
     }
 
     /// `listen(2)` for a listener. After [`TcpListener::shutdown`] it accepts again, by its
-    /// kernel socket alone; otherwise only that one's backlog changes.
+    /// kernel socket alone; otherwise only that socket's backlog changes.
     ///
     /// # Errors
-    /// EOPNOTSUPP after a shutdown where there is no kernel socket; what the kernel reports.
+    /// EOPNOTSUPP after a shutdown without a kernel socket; the kernel's errors.
     pub fn listen_again(&self, backlog: i32) -> io::Result<()> {
         self.stack.here()?;
         let Some(kernel) = &self.inner.kernel else {
@@ -443,7 +441,7 @@ impl TcpListener {
         };
         rustix::net::listen(kernel.as_fd(), backlog)?;
         if self.inner.is_shut() && !self.inner.again.swap(true, Ordering::SeqCst) {
-            // What it has, nobody has watched it get.
+            // Its queued connections arrived before anything watched it.
             self.inner.kernel_input.note();
             self.inner.wait_queue.notify(Events::STATE_CHANGED);
         }
@@ -452,7 +450,8 @@ impl TcpListener {
 
     fn stop_listening(&self) {
         let core = self.stack.core();
-        // Peers whose last acknowledgment was not read are connected, and are reset, too.
+        // Peers whose last acknowledgment was not processed are connected, and are reset,
+        // too.
         let _ = core.receiver.round(core, false);
         self.inner.process(core);
         self.inner.bequeath(core);
@@ -477,8 +476,8 @@ impl TcpListener {
             .leave(&core.netdev.owner, self.inner.local.port());
     }
 
-    /// Changes what connections accepted from now on begin with, and Fast Open. The
-    /// backlog and how it is bound stay as they are.
+    /// Changes the initial options of connections accepted from now on, and Fast Open.
+    /// The backlog and the binding stay.
     ///
     /// # Errors
     /// EINVAL for an option out of range.
@@ -495,12 +494,12 @@ impl TcpListener {
         Ok(())
     }
 
-    /// Connections that wait to be accepted.
+    /// Returns the number of connections that wait to be accepted.
     pub fn waiting(&self) -> usize {
         self.inner.waiting.load(Ordering::Relaxed)
     }
 
-    /// The address it listens on.
+    /// Returns the local address.
     ///
     /// # Errors
     /// None; the signature is the standard library's.
@@ -508,11 +507,11 @@ impl TcpListener {
         Ok(self.inner.local)
     }
 
-    /// Makes accepting return EAGAIN instead of waiting. A socket that was adopted has the
-    /// flag too, for the processes that share it.
+    /// Makes accepting return EAGAIN when it would block. An adopted socket has the flag
+    /// too, for the processes that share it.
     ///
     /// # Errors
-    /// What the kernel reports of such a socket.
+    /// The kernel's errors for such a socket.
     pub fn set_nonblocking(&self, nonblocking: bool) -> io::Result<()> {
         self.nonblocking.store(nonblocking, Ordering::Relaxed);
         match &self.inner.kernel {
@@ -523,15 +522,15 @@ impl TcpListener {
         }
     }
 
-    /// Whether accepting returns EAGAIN instead of waiting.
+    /// Reports whether accepting returns EAGAIN when it would block.
     pub fn is_nonblocking(&self) -> bool {
         self.nonblocking.load(Ordering::Relaxed)
     }
 
-    /// Takes the pending error of the kernel's socket, if any (SO_ERROR).
+    /// Takes the pending error of the kernel socket, if any (SO_ERROR).
     ///
     /// # Errors
-    /// What the kernel reports.
+    /// The kernel's errors.
     pub fn take_error(&self) -> io::Result<Option<io::Error>> {
         self.inner
             .kernel
@@ -539,13 +538,13 @@ impl TcpListener {
             .map_or(Ok(None), |kernel| kernel.take_error())
     }
 
-    /// Connections one after the other, for ever.
+    /// Accepts connections one after the other, forever.
     pub fn incoming(&self) -> impl Iterator<Item = io::Result<TcpStream>> + '_ {
         std::iter::from_fn(|| Some(self.accept().map(|(stream, _)| stream)))
     }
 }
 
-/// A use of a port, which ends with it unless it is kept.
+/// A use of a port, which ends when this is dropped, unless it is kept.
 struct Entered<'a> {
     core: &'a Core,
     port: Option<u16>,
@@ -565,7 +564,7 @@ impl<'a> Entered<'a> {
         Ok(Entered { core, port })
     }
 
-    /// The use is another's to end.
+    /// Passes the use on: dropping this does not end it.
     fn keep(mut self) {
         self.port = None;
     }
@@ -615,19 +614,19 @@ impl ListenerInner {
         self.local
     }
 
-    /// How the driver's tables name what it is bound to.
+    /// Returns the binding as a key of the driver's tables.
     fn key(&self) -> Option<IpAddr> {
         (!self.both).then_some(self.local.ip().to_canonical())
     }
 
-    /// Has the driver give it what begins connections to its address, in the place of others
-    /// that have the address.
+    /// Makes the driver deliver segments that begin connections to its address here, and no
+    /// longer to others that have the address.
     fn listen(&self, core: &Core) -> io::Result<()> {
         core.tables
             .listen_tcp(self.key(), self.local.port(), self.id, &self.offer)
     }
 
-    /// True when connections to a local address are its.
+    /// Returns true when it accepts connections to a local address.
     pub(crate) fn takes(&self, address: IpAddr) -> bool {
         match specified(self.local) {
             Some(own) => own == address,
@@ -635,8 +634,8 @@ impl ListenerInner {
         }
     }
 
-    /// Connections that wait to be accepted, half-open ones, and whether the
-    /// driver answers with cookies.
+    /// Returns the connections that wait to be accepted, the half-open ones, and whether
+    /// the driver answers with cookies.
     pub(crate) fn counts(&self) -> (usize, usize, bool) {
         let state = lock(&self.state);
         (
@@ -646,52 +645,53 @@ impl ListenerInner {
         )
     }
 
-    /// Number of its channel, while it is open.
+    /// Returns the number of its channel, while it is open.
     pub(crate) fn channel(&self) -> Option<u16> {
         let state = lock(&self.state);
         state.channel.as_ref().map(|set| set.id.index())
     }
 
-    /// True when accepting would not wait, as far as anybody knows.
+    /// Returns true when accepting would not block, as far as is known.
     fn may_accept(&self) -> bool {
         self.waiting.load(Ordering::SeqCst) > 0 || self.kernel_input.is_noted() || self.refuses()
     }
 
-    /// True while the kernel has connections.
+    /// Returns true while the kernel has connections.
     fn kernel_has_connections(&self) -> bool {
         let descriptor = self.kernel_descriptor();
         self.kernel_input.is_there(descriptor, &self.wait_queue)
     }
 
-    /// The kernel had none.
+    /// Records that the kernel had none.
     fn kernel_is_empty(&self) {
         let descriptor = self.kernel_descriptor();
         self.kernel_input.forget(descriptor, &self.wait_queue);
     }
 
-    /// True once it does not listen any more ([`TcpListener::shutdown`]).
+    /// Returns true once it is shut down ([`TcpListener::shutdown`]).
     fn is_shut(&self) -> bool {
         self.shut.load(Ordering::SeqCst)
     }
 
-    /// True where a kernel socket listens, too.
+    /// Returns true if a kernel socket listens, too.
     pub(crate) fn has_kernel_part(&self) -> bool {
         self.kernel.is_some()
     }
 
-    /// True while accepting is EINVAL: neither it nor its kernel socket listens.
+    /// Returns true while accepting is EINVAL: neither it nor its kernel socket is
+    /// listening.
     fn refuses(&self) -> bool {
         self.is_shut() && !self.again.load(Ordering::SeqCst)
     }
 
-    /// Wakes and notifies everybody: it has failed.
+    /// Wakes and notifies all waiters: it has failed.
     pub(crate) fn notify_failure(&self) {
         self.wait_queue.notify(Events::STATE_CHANGED);
     }
 
-    /// Whether anybody is to accept. Where nobody is, the driver does not answer a
-    /// flood: LRP's rule for a socket whose owner does not keep up. What finds
-    /// room in the channel is answered still, at the helper's pace.
+    /// Reports whether a thread is expected to accept. If not, the driver does not answer
+    /// a flood: LRP's rule for a socket whose owner does not keep up. Frames that fit the
+    /// channel are still answered, at the helper's pace.
     fn has_acceptor(&self, core: &Core) -> bool {
         let sharers = Tcp::of(core).sharers(self);
         self.is_accepted_from(core) || sharers.iter().any(|it| it.is_accepted_from(core))
@@ -706,7 +706,7 @@ impl ListenerInner {
         self.waiting.load(Ordering::SeqCst) >= self.backlog
     }
 
-    /// A connection is to be accepted.
+    /// Queues a connection to be accepted.
     fn push(&self, connection: Arc<ConnectionInner>) {
         self.enter(&mut lock(&self.accepted), connection);
     }
@@ -720,7 +720,7 @@ impl ListenerInner {
         self.waiting.store(accepted.len(), Ordering::SeqCst);
     }
 
-    /// Somebody may accept.
+    /// Wakes a thread that may accept.
     fn announce(&self, wakes: bool) {
         if wakes {
             self.wait_queue.threads().wake_one();
@@ -736,12 +736,12 @@ impl ListenerInner {
     }
 }
 
-/// An IPv4 address as a dual-stack socket names it.
+/// Shows an IPv4 address as a dual-stack socket does.
 pub(crate) fn as_bound(address: SocketAddr, v6: bool) -> SocketAddr {
     if v6 { to_v6(address) } else { address }
 }
 
-/// How long until a deadline; `None`: it has passed.
+/// Returns the time until a deadline; `None` if it has passed.
 pub(crate) fn left(deadline: Instant) -> Option<Duration> {
     deadline
         .checked_duration_since(Instant::now())

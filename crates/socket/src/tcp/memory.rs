@@ -1,11 +1,11 @@
-//! The memory that data of all connections takes, its limit, and who goes when there
-//! is none left (Linux `tcp_mem` and `tcp_max_orphans`).
+//! The memory for data of all connections, its limit, and what is dropped when there is
+//! none left (Linux `tcp_mem` and `tcp_max_orphans`).
 //!
-//! Each connection counts its own; what has changed is added to the stack's sum when
-//! its lock is released ([`Locked`]). The engine learns how the sum stands whenever
-//! the lock is taken, and holds less accordingly. What was taken before is got back
-//! from some connections at a time ([`Tcp::reclaim`]): first what the peers send
-//! again, then, when nothing is left, the largest closed connections.
+//! Each connection counts its own memory; changes are added to the stack's sum when its
+//! lock is released ([`Locked`]). The engine learns the state of the sum whenever the
+//! lock is taken, and holds less accordingly. Memory in use is reclaimed from some
+//! connections at a time ([`Tcp::reclaim`]). First goes data that the peers retransmit;
+//! when nothing is left, the largest closed connections.
 
 use std::fs;
 use std::ops::{Deref, DerefMut};
@@ -21,25 +21,24 @@ use super::lending::as_connection;
 use tidewall_stack::core::Core;
 use tidewall_stack::lock::{MutexGuard, rank};
 
-/// Closed connections that the stack drives at most, unless another number is set:
-/// Linux's `tcp_max_orphans` is as large on a machine of 16 GiB.
+/// Default for the closed connections that the stack drives at most: Linux's
+/// `tcp_max_orphans` is as large on a machine of 16 GiB.
 pub(crate) const ORPHANS_MAX: u64 = 65_536;
-/// An orphan that holds no more than this is not worth being reset (Linux
-/// `SOCK_MIN_SNDBUF`).
+/// An orphan that holds no more than this is not worth a reset (Linux `SOCK_MIN_SNDBUF`).
 const ORPHAN_SMALL: usize = 4608;
-/// Connections that are asked for memory at a time.
+/// Connections that are reclaimed from at a time.
 const ASKED: usize = 256;
-/// How often they are asked, in milliseconds.
+/// Interval of reclaiming, in milliseconds.
 const ASK_EVERY: u64 = 10;
 
-/// Bytes that data of a stack's connections takes, and how many it may.
+/// Bytes that data of a stack's connections uses, and its limit.
 pub(crate) struct Memory {
     used: AtomicU64,
-    /// Bytes from which it is short, and at which nothing more is taken.
+    /// Bytes from which memory is short, and at which no more is allocated.
     short: AtomicU64,
     limit: AtomicU64,
     orphans_max: AtomicU64,
-    /// When connections were last asked for theirs, in milliseconds.
+    /// Time of the last reclaim, in milliseconds.
     asked: AtomicU64,
 }
 
@@ -58,23 +57,23 @@ impl Default for Memory {
 }
 
 impl Memory {
-    /// Bytes in use.
+    /// Returns the bytes in use.
     pub(crate) fn used(&self) -> u64 {
         self.used.load(Ordering::Relaxed)
     }
 
-    /// Bytes at which nothing more is taken.
+    /// Returns the bytes at which no more is allocated.
     pub(crate) fn limit(&self) -> u64 {
         self.limit.load(Ordering::Relaxed)
     }
 
-    /// Sets the limit; memory is short from two thirds of it on, as Linux has it.
+    /// Sets the limit; memory is short from two thirds of it on, as in Linux.
     pub(crate) fn set_limit(&self, bytes: u64) {
         self.short.store(bytes / 3 * 2, Ordering::Relaxed);
         self.limit.store(bytes, Ordering::Relaxed);
     }
 
-    /// Closed connections that are driven at most.
+    /// Returns the most closed connections that are driven.
     pub(crate) fn orphans_max(&self) -> u64 {
         self.orphans_max.load(Ordering::Relaxed)
     }
@@ -83,7 +82,7 @@ impl Memory {
         self.orphans_max.store(connections, Ordering::Relaxed);
     }
 
-    /// How it stands.
+    /// Returns the memory state.
     #[inline]
     pub(crate) fn pressure(&self) -> MemoryPressure {
         let used = self.used();
@@ -96,12 +95,12 @@ impl Memory {
         }
     }
 
-    /// True when nothing is left for another connection.
+    /// Returns true when nothing is left for another connection.
     pub(crate) fn is_exhausted(&self) -> bool {
         self.pressure() == MemoryPressure::Exhausted
     }
 
-    /// A connection's part was `before` and is `now`.
+    /// Updates the sum for a connection's change from `before` to `now`.
     fn change(&self, before: u32, now: u32) {
         if now > before {
             self.used
@@ -112,7 +111,7 @@ impl Memory {
         }
     }
 
-    /// A connection is no more.
+    /// Subtracts the memory of a connection that has ended.
     pub(super) fn forget(&self, charged: u32) {
         self.change(charged, 0);
     }
@@ -158,8 +157,8 @@ impl Drop for Locked<'_> {
     }
 }
 
-/// As Linux's third number of `tcp_mem`: 3/32 of the memory that there is for this
-/// process; unlimited where nobody says how much that is.
+/// Returns the default limit, as Linux's third number of `tcp_mem`: 3/32 of the memory
+/// available to this process; unlimited if that is unknown.
 fn default_limit() -> u64 {
     let machine = fs::read_to_string("/proc/meminfo").ok().and_then(|text| {
         let line = text
@@ -172,7 +171,7 @@ fn default_limit() -> u64 {
     memory.map_or(u64::MAX, |bytes| bytes / 32 * 3)
 }
 
-/// The least limit of the control groups (version 2) that this process is in.
+/// Returns the lowest limit of the control groups (version 2) of this process.
 fn group_limit() -> Option<u64> {
     let text = fs::read_to_string("/proc/self/cgroup").ok()?;
     let group = text.lines().find_map(|line| line.strip_prefix("0::/"))?;
@@ -184,8 +183,8 @@ fn group_limit() -> Option<u64> {
 }
 
 impl Tcp {
-    /// Memory is short: connections give back what they can, some at a time; when
-    /// nothing is left, the largest of them that is closed is reset.
+    /// Called when memory is short: some connections at a time free what they can. When
+    /// nothing is left, the largest closed connection is reset.
     pub(crate) fn reclaim(&self, core: &Core, now: Duration) {
         let memory = &self.memory;
         if memory.pressure() == MemoryPressure::None {
@@ -214,8 +213,8 @@ impl Tcp {
         }
     }
 
-    /// Resets an orphan that was just made if there are too many, or memory is
-    /// exhausted and it holds some (Linux `tcp_check_oom`).
+    /// Resets a new orphan if there are too many, or if memory is exhausted and it holds
+    /// some (Linux `tcp_check_oom`).
     pub(super) fn limit_orphan(&self, state: &mut State) {
         let memory = &self.memory;
         let too_many = self.orphans() >= memory.orphans_max();

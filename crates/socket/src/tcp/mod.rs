@@ -1,10 +1,10 @@
 //! TCP: listeners, streams, and the selector that waits for many of them.
 //!
-//! The protocol runs in the thread that receives, sends, accepts or waits, on
-//! the frames of the channels that are its own business ([`Selector::wait`], a
-//! blocking read). What it makes (acknowledgments, data) is sent once a turn,
-//! for all connections together. A helper thread sees to connections that
-//! the application leaves alone for several milliseconds.
+//! The protocol runs in the thread that receives, sends, accepts or waits, on the frames
+//! of the channels that this thread serves ([`Selector::wait`], a blocking read). Its
+//! output (acknowledgments, data) is sent once per turn, for all connections together. A
+//! helper thread serves connections that the application leaves alone for several
+//! milliseconds.
 //!
 //! One concern a file: `channels`, `frames` (from channels to segments), `connection`,
 //! `lending` (channels that they borrow), `acp` (message sockets), `flows` (which connections there are), `fast_open` (cookies and keys), `listener`,
@@ -71,19 +71,18 @@ pub use tidewall_protocol::tcp::{
     State, StreamOptions, Sysctl, TimestampEvent, TimestampKeys, Timestamping,
 };
 
-/// Hops that a segment may take, unless a socket says otherwise (Linux's).
+/// Default hop limit of a segment (Linux's).
 pub(crate) const HOP_LIMIT: u8 = 64;
-/// Connections that want to send before they are seen to although the
-/// application's turn is not over.
+/// Connections with output from which they are served although the application's turn is
+/// not over.
 const MANY_DIRTY: usize = 64;
-/// How long the end of a stack waits for what closed connections still have to
-/// send.
+/// How long a stack that ends waits for closed connections to send their data.
 const LINGER_AT_END: Duration = Duration::from_secs(1);
-/// Questions for ways that wait for the control thread.
+/// Route queries that wait for the control thread, at most.
 const QUESTIONS_MAX: usize = 64;
-/// The least payload of a segment, whatever the link's MTU.
+/// The smallest payload limit of a segment, whatever the link's MTU.
 const MSS_LEAST: u16 = 88;
-/// Connections in TIME-WAIT at most; the oldest goes first (Linux's
+/// Most connections in TIME-WAIT; the oldest is evicted first (Linux's
 /// `tcp_max_tw_buckets` is as large on a machine of this kind).
 const TIME_WAIT_MAX: usize = 131_072;
 /// TCP of one stack.
@@ -99,32 +98,32 @@ pub struct Tcp {
     pub(crate) secrets: Secrets,
     pub(crate) fast_open: FastOpen,
     pub(crate) helper: Arc<Helper>,
-    /// What the driver answers leaves the interface.
+    /// The driver's answers leave the interface.
     pub(crate) driver_answers: bool,
     pub(crate) counters: Counters,
     pub(crate) memory: Arc<Memory>,
     begins: RwLock<Begins, rank::Leaf>,
-    /// Is told when another process accepts by a listener.
+    /// Notified when another process accepts by a listener.
     pub(crate) shared_listener: OnceLock<listener::holders::Watcher>,
 }
 
-/// What waits for a thread that may run the protocol, or ask the kernel.
+/// Work that waits for a thread that may run the protocol, or query the kernel.
 #[derive(Default)]
 struct Pending {
-    /// With frames that no selector watches.
+    /// Connections with frames that no selector watches.
     connections: Mutex<Vec<Arc<ConnectionInner>>, rank::Leaf>,
-    /// Listeners have some.
+    /// Some listeners have frames.
     listeners: AtomicBool,
     /// Routes that connections need: to a remote address from a local one.
     routes: Mutex<Vec<(IpAddr, IpAddr)>, rank::Leaf>,
-    /// Segments from fragments.
+    /// Segments reassembled from fragments.
     reassembled: Mutex<Vec<Reassembled>, rank::Leaf>,
 }
 
-/// What connections begin with.
+/// Returns the options that connections begin with.
 struct Begins {
     sysctl: Sysctl,
-    /// Payload of a segment over IPv4 by the link's MTU, over IPv6 20 bytes less.
+    /// Payload of a segment over IPv4 by the link's MTU; over IPv6 20 bytes less.
     mss: u16,
     v4: Config,
     v6: Config,
@@ -146,14 +145,14 @@ impl Begins {
     }
 }
 
-/// Payload of a segment over IPv4 by a link of this MTU.
+/// Returns the payload of a segment over IPv4 on a link of this MTU.
 fn mss_of(mtu: usize) -> u16 {
     u16::try_from(mtu.saturating_sub(40))
         .unwrap_or(u16::MAX)
         .max(MSS_LEAST)
 }
 
-/// What happened since the stack started.
+/// Counters since the stack started.
 #[derive(Debug, Default)]
 pub(crate) struct Counters {
     opened: AtomicU64,
@@ -189,28 +188,29 @@ impl Counters {
         self.held_up.fetch_add(1, Ordering::Relaxed);
     }
 
-    /// A closed connection was reset: there are too many, or memory is exhausted.
+    /// Counts a closed connection that was reset: there are too many, or memory is
+    /// exhausted.
     fn orphan_reset(&self) {
         self.orphans_reset.fetch_add(1, Ordering::Relaxed);
     }
 
-    /// A SYN or a handshake's end was dropped: memory is exhausted.
+    /// Counts a SYN or a handshake's end that was dropped: memory is exhausted.
     fn no_memory(&self) {
         self.no_memory.fetch_add(1, Ordering::Relaxed);
     }
 
-    /// A connection that the driver's tables had no room for.
+    /// Counts a connection for which the driver's tables had no room.
     fn refused(&self) {
         self.refused.fetch_add(1, Ordering::Relaxed);
     }
 
-    /// Connections in TIME-WAIT that had to make room (Linux: TCPTimeWaitOverflow).
+    /// Counts connections in TIME-WAIT that were evicted (Linux: TCPTimeWaitOverflow).
     fn time_wait_evicted(&self, count: usize) {
         self.time_wait_evicted
             .fetch_add(count as u64, Ordering::Relaxed);
     }
 
-    /// A connection's channel went to one that used its own more.
+    /// Counts a connection's channel that went to a busier one.
     pub(crate) fn channel_taken(&self) {
         self.channels_taken.fetch_add(1, Ordering::Relaxed);
     }
@@ -224,7 +224,7 @@ impl Counters {
         counter.fetch_add(1, Ordering::Relaxed);
     }
 
-    /// By name.
+    /// Returns the counters by name.
     pub(crate) fn values(&self) -> [(&'static str, u64); 10] {
         [
             ("opened", &self.opened),
@@ -314,7 +314,7 @@ impl Tcp {
         self.begins().sysctl.clone()
     }
 
-    /// Connections that begin from now on have a link of this MTU, in bytes.
+    /// Sets the link's MTU, in bytes, for connections that begin from now on.
     pub(crate) fn set_mtu(&self, mtu: usize) {
         let begins = Begins::new(self.sysctl(), mss_of(mtu));
         *self.begins.write() = begins;
@@ -326,7 +326,7 @@ impl Tcp {
         *self.begins.write() = begins;
     }
 
-    /// What connections of a family start with.
+    /// Returns the initial parameters of a family's connections.
     pub(crate) fn config(&self, v4: bool) -> Config {
         let begins = self.begins();
         if v4 { begins.v4 } else { begins.v6 }
@@ -334,8 +334,8 @@ impl Tcp {
 
     // ---- Listeners ----------------------------------------------------------
 
-    /// The listener that a local address is for: one bound to it before one
-    /// bound to any.
+    /// Returns the listener for a local address; one bound to it precedes one bound to
+    /// any.
     pub(crate) fn listener(&self, local: SocketAddr) -> Option<Arc<ListenerInner>> {
         let listeners = lock(&self.listeners);
         let of_port = listeners.get(&local.port())?;
@@ -348,43 +348,43 @@ impl Tcp {
 
     // ---- Who wants what -----------------------------------------------------
 
-    /// A connection wants to send. Its flag is set by the caller.
+    /// Enters a connection with output. The caller has set its flag.
     pub(crate) fn schedule_output(&self, connection: Arc<ConnectionInner>) {
         self.sending.enter(connection);
         self.helper.wake();
     }
 
-    /// A connection has frames, and no selector watches it.
+    /// Enters a connection with frames that no selector watches.
     pub(crate) fn add_pending_connection(&self, connection: Arc<ConnectionInner>) {
         lock(&self.pending.connections).push(connection);
         self.helper.wake();
     }
 
-    /// A listener has frames, and no selector watches it.
+    /// Records a listener with frames that no selector watches.
     pub(crate) fn add_pending_listener(&self) {
         self.pending.listeners.store(true, Ordering::Release);
         self.helper.wake();
     }
 
-    /// True when connections or listeners have frames that no selector watches.
+    /// Returns true when connections or listeners have frames that no selector watches.
     pub(crate) fn has_pending(&self) -> bool {
         self.pending.listeners.load(Ordering::Acquire)
             || !lock(&self.pending.connections).is_empty()
     }
 
-    /// Connections that the application has closed.
+    /// Returns the number of connections that the application has closed.
     pub(crate) fn orphans(&self) -> u64 {
         self.counters.orphans.load(Ordering::Relaxed) as u64
     }
 }
 
 impl Tcp {
-    /// Writes into the driver program's map what its SYN cookies are made of.
+    /// Writes the parameters of SYN cookies into the driver program's map.
     pub(crate) fn set_cookie_parameters(&self, core: &Core) {
         let epoch = if core.netdev.has_kernel {
             tidewall_sys::monotonic().saturating_sub(core.now())
         } else {
-            // Link and stack have one clock.
+            // Link and stack share one clock.
             Duration::ZERO
         };
         core.tables.set_cookie_parameters(&CookieParameters {
@@ -395,10 +395,10 @@ impl Tcp {
         });
     }
 
-    /// Has the control thread ask the kernel for the way to a remote address.
+    /// Makes the control thread query the kernel's route to a remote address.
     fn ask_route(&self, core: &Core, remote: IpAddr, local: IpAddr) {
         let mut questions = lock(&self.pending.routes);
-        // Of the others the connections ask again.
+        // The connections repeat queries that do not fit.
         if questions.len() < QUESTIONS_MAX && !questions.contains(&(remote, local)) {
             questions.push((remote, local));
             drop(questions);
@@ -406,8 +406,8 @@ impl Tcp {
         }
     }
 
-    /// Asks the kernel for the ways that connections need. The answers are kept
-    /// with the routes, where the connections look again.
+    /// Queries the kernel for the routes that connections need. The answers are kept with
+    /// the routes, where the connections look again.
     pub(crate) fn resolve_routes(&self, core: &Core) {
         let questions = std::mem::take(&mut *lock(&self.pending.routes));
         for (remote, local) in questions {
@@ -417,8 +417,8 @@ impl Tcp {
 
     /// Runs the protocol for connections and listeners that no selector watches.
     pub(crate) fn process_pending(&self, core: &Core) {
-        // Handshakes are completed up to the backlog while the application is
-        // elsewhere, as by Linux.
+        // Handshakes are completed up to the backlog while the application is busy, as by
+        // Linux.
         if self.pending.listeners.swap(false, Ordering::AcqRel) {
             for listener in self.all_listeners() {
                 listener.process(core);
@@ -431,8 +431,8 @@ impl Tcp {
         }
     }
 
-    /// The end of the stack: connections that were closed send what they have,
-    /// for a while; then their flows end with the driver's tables.
+    /// Called at the end of the stack: closed connections send their data, for a while.
+    /// Their flows end with the driver's tables.
     pub(crate) fn linger(&self, core: &Core) {
         self.helper.stop();
         if !self.helper.is_allowed() {

@@ -1,5 +1,4 @@
-//! Who holds a local port: in the kernel a socket, in the driver's tables the
-//! trusted level's entry.
+//! Holders of local ports: a kernel socket, and the trusted entry in the driver's tables.
 
 use std::collections::HashMap;
 use std::io;
@@ -14,13 +13,13 @@ use tidewall_manager::client::Patience;
 use tidewall_stack::device_owner::DeviceOwner;
 use tidewall_stack::lock::{Mutex, lock, rank};
 
-/// Ports with listeners or connections. A port's frames are ours until the
-/// last of its users is gone, those in TIME-WAIT included; what belongs to none
-/// of them goes to the kernel.
+/// Ports with listeners or connections. The stack receives a port's frames until its last
+/// user is gone, including those in TIME-WAIT. Frames without an owner among them go to
+/// the kernel.
 #[derive(Debug, Default)]
 pub(crate) struct Ports {
     used: Mutex<HashMap<u16, Use>, rank::Ports>,
-    /// Ephemeral ports given by [`Ports::ephemeral`].
+    /// Ephemeral ports allocated by [`Ports::ephemeral`].
     given: AtomicU32,
 }
 
@@ -30,19 +29,20 @@ const EPHEMERAL: std::ops::RangeInclusive<u16> = 32_768..=60_999;
 #[derive(Debug, Default)]
 struct Use {
     users: usize,
-    /// Addresses for which the port is ours in the driver's tables.
+    /// Addresses for which the driver's tables assign the port to the stack.
     owned: Vec<Option<IpAddr>>,
-    /// The kernel's sockets that keep others from it.
+    /// The kernel sockets that reserve it.
     held: Vec<Unshared<OwnedFd>>,
 }
 
 impl Ports {
-    /// One more user of a port; `held` is kept until the last is gone. `holder`: the
-    /// socket that is bound there, where that is another. Of a port that has no user on this
-    /// address a manager is asked, which the caller waits for and so holds no lock.
+    /// Adds a user of a port; `held` is kept until the last user is gone. `holder`: the
+    /// socket that is bound there, if that is another. If a port has no user on this
+    /// address, a manager is asked for it; the caller waits for the answer, so it holds no
+    /// lock.
     ///
     /// # Errors
-    /// What the tables and the manager report.
+    /// The errors of the tables and the manager.
     pub(crate) fn enter(
         &self,
         owner: &DeviceOwner,
@@ -54,7 +54,8 @@ impl Ports {
     ) -> io::Result<()> {
         let mut used = lock(&self.used);
         let entry = used.entry(port).or_default();
-        // A user already, so that the last of the others does not take the port with it.
+        // Counted as a user already, so that the last of the others does not release the
+        // port.
         entry.users += 1;
         let is_owned = entry.owned.contains(&address);
         drop(used);
@@ -78,7 +79,7 @@ impl Ports {
         Ok(())
     }
 
-    /// One more user of a port that has one.
+    /// Adds a user to a port that has one.
     pub(crate) fn again(&self, port: u16) {
         let mut used = lock(&self.used);
         if let Some(entry) = used.get_mut(&port) {
@@ -86,7 +87,7 @@ impl Ports {
         }
     }
 
-    /// One user less.
+    /// Removes a user.
     pub(crate) fn leave(&self, owner: &DeviceOwner, port: u16) {
         let mut used = lock(&self.used);
         let Some(entry) = used.get_mut(&port) else {
@@ -102,9 +103,9 @@ impl Ports {
         }
     }
 
-    /// An ephemeral port that nobody uses here, where no kernel chooses one: the
-    /// one after the last, so that a peer which remembers a connection in
-    /// TIME-WAIT does not at once see another of its ports (RFC 6056 §3.3.1).
+    /// Returns an ephemeral port unused here, if no kernel chooses one: the one after the
+    /// last. A peer that remembers a connection in TIME-WAIT then does not at once see
+    /// the same port again (RFC 6056 §3.3.1).
     pub(crate) fn ephemeral(&self) -> Option<u16> {
         let count = EPHEMERAL.len() as u32;
         let used = lock(&self.used);

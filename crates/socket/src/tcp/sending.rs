@@ -1,4 +1,4 @@
-//! The order in which connections send, and how much of it at a time.
+//! The order in which connections send, and how much at a time.
 //!
 //! A device is given no more than a [burst](tidewall_device::queue::BURST) before it is received from
 //! again: what answers a burst must not overflow its receive ring meanwhile.
@@ -16,16 +16,16 @@ use tidewall_stack::lock::{Mutex, lock, rank};
 use tidewall_stack::output::Output;
 use tidewall_stack::protocol::Hold;
 
-/// Frames of one connection before it is another's turn: an initial window (RFC
-/// 6928) leaves at once.
+/// Frames of one connection before the next one's turn: an initial window (RFC 6928)
+/// leaves at once.
 pub(super) const QUANTUM: u32 = 10;
 
 /// How long an acknowledgment is delayed, while the application does not sleep, to be sent
-/// with data or a FIN: an event loop may wait several times between an event and its answer.
+/// with data or a FIN. An event loop may wait several times between an event and its answer.
 /// Linux's delayed acknowledgments wait 40 ms.
 pub(super) const PIGGYBACK: Duration = Duration::from_millis(2);
 
-/// Connections that want to send.
+/// Returns the number of connections with output.
 pub(crate) struct Sending {
     order: Mutex<Order, rank::Leaf>,
     /// Knows how many there are.
@@ -44,22 +44,22 @@ impl Order {
     }
 }
 
-/// What a connection has done with its turn.
+/// The result of a connection's turn.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(super) struct Emitted {
-    /// Queue that it has put frames into.
+    /// The queue into which it has put frames.
     pub(super) queue: Option<usize>,
-    /// It is to be entered again.
+    /// Whether it is to be entered again.
     pub(super) again: Again,
 }
 
-/// Whether a connection has more to send after its turn.
+/// Whether a connection has more output after its turn.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(super) enum Again {
     /// No, or it is entered already.
     #[default]
     No,
-    /// It has had its quantum.
+    /// It has used its quantum.
     Later,
     /// Its queue had no room.
     Full,
@@ -80,7 +80,7 @@ impl Sending {
         self.change(|order| order.new.push_back(connection));
     }
 
-    /// Takes the next one out, and whether it begins.
+    /// Removes the next one, and reports whether it begins.
     fn next(&self) -> Option<(Arc<ConnectionInner>, bool)> {
         if self.len() == 0 {
             return None;
@@ -91,7 +91,7 @@ impl Sending {
         })
     }
 
-    /// Puts connections back: those that begin, and those that go on.
+    /// Puts connections back: those that begin, and those that continue.
     fn put_back(&self, new: Vec<Arc<ConnectionInner>>, old: Vec<Arc<ConnectionInner>>) {
         if new.is_empty() && old.is_empty() {
             return;
@@ -120,11 +120,11 @@ impl Sending {
 }
 
 impl Tcp {
-    /// Sends a burst of what connections want to send. True when there is more,
-    /// which is for after the next round of receiving.
+    /// Sends a burst of output. Returns true when there is more, to be sent after the
+    /// next round of receiving.
     pub(super) fn send_burst(&self, core: &Core, hold: Hold) -> bool {
         let sending = &self.sending;
-        // Each turn looks at all that wait.
+        // Each turn examines all that wait.
         let delays = hold != Hold::Nothing && sending.len() <= super::MANY_DIRTY;
         let (mut kept, mut refused) = (Vec::new(), Vec::new());
         let mut full = 0u32;
@@ -153,7 +153,7 @@ impl Tcp {
                         break;
                     }
                 }
-                // One that begins again and again may not keep others waiting.
+                // A connection that begins again and again must not keep others waiting.
                 Again::No if begins => sending.change(|order| {
                     if !order.old.is_empty() && connection.becomes_dirty() {
                         order.old.push_back(connection);

@@ -56,18 +56,18 @@ pub fn sysctl(stack: &StackHandle) -> Sysctl {
     Tcp::of(stack.core()).sysctl()
 }
 
-/// Sets the keys of Fast Open cookies (`tcp_fastopen_key`): for several
-/// machines that serve one address. At the start they are the network
-/// namespace's, or random where that has none.
+/// Sets the keys of Fast Open cookies (`tcp_fastopen_key`), for several machines that
+/// serve one address. They are initially the network namespace's, or random if it has
+/// none.
 pub fn set_fast_open_keys(stack: &StackHandle, keys: FastOpenKeys) {
     if let Ok(core) = stack.here() {
         Tcp::of(core).set_fast_open_keys(core, keys);
     }
 }
 
-/// Sets for how long no client uses Fast Open once the network seems to have
-/// swallowed it (`tcp_fastopen_blackhole_timeout_sec`, in whole seconds, an hour
-/// unless set; zero goes on using it).
+/// Sets for how long no client uses Fast Open once the network seems to have dropped
+/// it (`tcp_fastopen_blackhole_timeout_sec`, in whole seconds; the default is an
+/// hour; with zero, clients continue to use it).
 pub fn set_fast_open_black_hole(stack: &StackHandle, time: Duration) {
     let seconds = u32::try_from(time.as_secs()).unwrap_or(u32::MAX);
     let place = &Tcp::of(stack.core()).fast_open.black_hole;
@@ -79,12 +79,12 @@ pub fn fast_open_keys(stack: &StackHandle) -> FastOpenKeys {
     *lock(&Tcp::of(stack.core()).fast_open.keys)
 }
 
-/// Draws a new key for Fast Open cookies. Those that the last one has made are
-/// still taken, and replaced; older ones no more (RFC 7413 §4.1.2 wants this
-/// done now and then).
+/// Generates a new key for Fast Open cookies. Cookies of the previous key are still
+/// accepted, and replaced; older ones are not (RFC 7413 §4.1.2 recommends such a
+/// rotation now and then).
 ///
 /// # Errors
-/// What `/dev/urandom` reports.
+/// The errors of reading `/dev/urandom`.
 pub fn rotate_fast_open_key(stack: &StackHandle) -> io::Result<()> {
     let mut key = [0; 16];
     File::open("/dev/urandom")?.read_exact(&mut key)?;
@@ -100,7 +100,8 @@ pub fn rotate_fast_open_key(stack: &StackHandle) -> io::Result<()> {
     Ok(())
 }
 
-/// Has the stack say what other processes do to adopted listeners. The first watcher stays.
+/// Sets the callbacks that report what other processes do with adopted listeners. The first
+/// watcher stays.
 pub fn on_shared_listener(stack: &StackHandle, watcher: Watcher) {
     let _ = Tcp::of(stack.core()).shared_listener.set(watcher);
 }

@@ -1,4 +1,4 @@
-//! Streams: the application's side of a connection.
+//! Streams: the application's side of connections.
 
 use std::io::{self, IoSlice, IoSliceMut};
 use std::net::{Shutdown, SocketAddr};
@@ -30,13 +30,13 @@ pub use acp::ReceivedFrame;
 pub use connecting::ConnectOptions;
 pub use notifications::Notification;
 
-/// How something is sent.
+/// Options of a send.
 #[derive(Clone, Copy, Default)]
 struct Sending {
     flags: SendFlags,
     /// The caller is notified when the memory is free again.
     zero_copy: bool,
-    /// Does not wait, whatever the stream is set to.
+    /// Does not block, even if the stream is blocking.
     at_once: bool,
 }
 
@@ -45,13 +45,13 @@ const NO_LINGER: u64 = u64::MAX;
 
 /// A TCP connection on a [`StackHandle`].
 ///
-/// Reading, writing and waiting run the protocol on the connection's frames.
-/// Several threads may use one stream at once; `&TcpStream` reads and writes
-/// too, as the standard library's does. Dropping it closes the connection: what
-/// was written is sent in the background, for as long as the stack lives.
+/// Reading, writing and waiting run the protocol on the connection's frames. Several
+/// threads may use one stream at once; `&TcpStream` reads and writes too, as the standard
+/// library's does. Dropping it closes the connection: written data is sent in the
+/// background, for as long as the stack exists.
 ///
-/// A connection with a peer on this host, or one that does not go by the stack's
-/// interface, is the kernel's; it behaves the same.
+/// A connection with a peer on this host, or whose route does not use the stack's
+/// interface, is a kernel connection; it behaves the same.
 pub struct TcpStream {
     inner: Inner,
     #[cfg(feature = "mio")]
@@ -73,12 +73,12 @@ enum Inner {
 }
 
 impl TcpStream {
-    /// A connection of the stack's. `mapped`: it came to an IPv6 socket.
+    /// Wraps a connection of the stack. `mapped`: it arrived at an IPv6 socket.
     pub(crate) fn own(connection: Arc<ConnectionInner>, stack: StackHandle, mapped: bool) -> Self {
         Self::new(Inner::Own(connection), stack, mapped)
     }
 
-    /// A connection of the kernel's.
+    /// Wraps a kernel connection.
     pub(crate) fn kernel(stream: KernelStream, stack: StackHandle) -> Self {
         Self::new(Inner::Kernel(stream), stack, false)
     }
@@ -99,7 +99,7 @@ impl TcpStream {
 
     // ---- Reading ------------------------------------------------------------
 
-    /// Receives without taking: the next read gets the same bytes.
+    /// Receives without consuming: the next read returns the same bytes.
     ///
     /// # Errors
     /// As [`std::io::Read::read`] of this type.
@@ -107,7 +107,7 @@ impl TcpStream {
         self.receive_pieces(&mut [IoSliceMut::new(buffer)], libc::MSG_PEEK)
     }
 
-    /// `at_once`: does not wait, whatever the stream is set to.
+    /// `at_once`: does not block, even if the stream is blocking.
     fn peek_own(
         &self,
         connection: &Arc<ConnectionInner>,
@@ -122,18 +122,18 @@ impl TcpStream {
             if copied > 0 {
                 return Ok(copied);
             }
-            // The end, an error or nothing: there is no data that this takes.
+            // The end, an error or nothing: there is no data that this could consume.
             state.connection.read(&mut [0])
         })
     }
 
-    /// Receives by giving `each` what is there, in up to two pieces, without
-    /// copying; `each` returns how many bytes it takes. Returns that; 0 at the
-    /// end of the stream, when `each` is not called.
+    /// Receives without copying: passes the available bytes to `each`, in up to two
+    /// pieces; `each` returns how many it consumes. Returns that number; 0 at the end of
+    /// the stream, when `each` is not called.
     ///
     /// # Errors
-    /// As [`std::io::Read::read`] of this type; `Unsupported` for a connection of the
-    /// kernel's, which has no memory to lend, and for one of frames.
+    /// Those of [`std::io::Read::read`] of this type; `Unsupported` for a kernel
+    /// connection, which has no memory to lend, and for one of frames.
     pub fn receive_with(&self, mut each: impl FnMut([&[u8]; 2]) -> usize) -> io::Result<usize> {
         let connection = self.own_connection().filter(|it| !it.is_framed());
         let connection = connection.ok_or(io::ErrorKind::Unsupported)?;
@@ -149,7 +149,7 @@ impl TcpStream {
         })
     }
 
-    /// `at_once`: does not wait, whatever the stream is set to.
+    /// `at_once`: does not block, even if the stream is blocking.
     fn receive(
         &self,
         connection: &Arc<ConnectionInner>,
@@ -166,7 +166,7 @@ impl TcpStream {
         loop {
             let mut opened = false;
             let result = connection.with(core, |state, deferred| {
-                // Nothing comes before the SYN has left.
+                // Nothing arrives before the SYN has left.
                 let begun = state.begin();
                 let came = connection.take_frames(core, state, deferred) > 0;
                 if came || begun {
@@ -186,7 +186,7 @@ impl TcpStream {
                 result
             });
             if opened && has_event_loops(core) {
-                // The loop's next turn is none of the stack's.
+                // The loop's next turn may not be on this stack.
                 core.flush();
             }
             match result {
@@ -195,7 +195,7 @@ impl TcpStream {
                 Err(errno) => return Err(error(errno)),
             }
             if nonblocking {
-                // Who has a selector polls there.
+                // A connection with a selector is polled there.
                 if !polled && !connection.wait_queue.is_polled() {
                     polled = true;
                     core.before_sleep(core.now());
@@ -244,7 +244,7 @@ impl TcpStream {
         core.receiver.poll_if_due(core)?;
         let mut written = 0;
         let mut polled = false;
-        // The handshake was not complete when this was looked at last.
+        // The handshake was not complete at the last check.
         let mut opening = false;
         loop {
             let mut failed = None;
@@ -253,7 +253,7 @@ impl TcpStream {
                 if connection.take_frames(core, state, deferred) > 0 {
                     connection.notify_changes(state);
                 }
-                // Past what an earlier turn has written.
+                // Skips what an earlier turn has written.
                 let mut skip = written;
                 let mut ahead = wanted - written;
                 let stream = if connection.is_framed() {
@@ -309,21 +309,21 @@ impl TcpStream {
                     _ => false,
                 };
                 if opening && !done && blocked && !nonblocking {
-                    // What is left goes with the handshake's last acknowledgment.
+                    // The rest leaves with the handshake's last acknowledgment.
                     state.connection.set_writer_waiting();
                 }
                 if done || nonblocking || !blocked {
-                    // Nothing more comes of this call.
+                    // This call writes no more.
                     state.connection.end_write(written, zero_copy);
                     connection.notify_notifications(state, notified);
                 }
-                // What was written goes with the SYN.
+                // The written data leaves with the SYN.
                 state.begin();
                 connection.update(core, state, deferred);
                 (blocked, done, state.connection.has_full_burst())
             });
             self.send_unless_later(connection, is_full);
-            // What went with a SYN that nobody answered was not written.
+            // Data sent with an unanswered SYN was not written.
             if let Some(errno) = failed.filter(|_| (written == 0 || opening) && !blocked) {
                 return Err(error(errno));
             }
@@ -358,9 +358,9 @@ impl TcpStream {
         }
     }
 
-    /// Sends what may be sent, unless the selector's next wait will, or the event loop's that
-    /// the calling thread is, soon enough: who has a stream that blocks may wait elsewhere.
-    /// `is_full`: a burst waits that more would not make larger.
+    /// Sends what may be sent, unless a later wait will do so soon enough: the selector's
+    /// next, or that of the event loop on the calling thread. The user of a blocking stream
+    /// may wait elsewhere. `is_full`: a burst waits that more data would not make larger.
     fn send_unless_later(&self, connection: &Arc<ConnectionInner>, is_full: bool) {
         let nonblocking = self.nonblocking.load(Ordering::Relaxed);
         let turns = nonblocking && in_turn(self.stack.core());
@@ -387,8 +387,8 @@ impl TcpStream {
     /// The peer's address.
     ///
     /// # Errors
-    /// ENOTCONN before the connection is there, and after it has ended: how
-    /// a caller that connects without waiting learns that it must wait on.
+    /// ENOTCONN before the connection is established, and after it has ended. By it a
+    /// caller that connects without blocking learns that it must wait.
     pub fn peer_addr(&self) -> io::Result<SocketAddr> {
         match &self.inner {
             Inner::Own(connection) => {
@@ -404,13 +404,13 @@ impl TcpStream {
         }
     }
 
-    /// An address as the socket that it came to shows it.
+    /// Returns an address as the socket at which it arrived shows it.
     fn shown(&self, address: SocketAddr) -> SocketAddr {
         let address = self.stack.core().ip.scoped(address);
         as_bound(address, self.mapped)
     }
 
-    /// The peer's address, whatever has become of the connection.
+    /// Returns the peer's address, whatever the state of the connection.
     pub(crate) fn peer_address(&self) -> SocketAddr {
         match &self.inner {
             Inner::Own(connection) => self.shown(connection.flow().remote),
@@ -421,10 +421,10 @@ impl TcpStream {
         }
     }
 
-    /// The local address.
+    /// Returns the local address.
     ///
     /// # Errors
-    /// What the kernel reports, for a connection of its own.
+    /// The kernel's errors, for a kernel connection.
     pub fn local_addr(&self) -> io::Result<SocketAddr> {
         match &self.inner {
             Inner::Own(connection) => Ok(self.shown(connection.flow().local)),
@@ -432,12 +432,12 @@ impl TcpStream {
         }
     }
 
-    /// True for a connection of the kernel's.
+    /// Returns true for a kernel connection.
     pub fn is_kernels(&self) -> bool {
         self.kernels().is_some()
     }
 
-    /// The connection, if it is the stack's.
+    /// Returns the connection, if it is the stack's.
     fn own_connection(&self) -> Option<&Arc<ConnectionInner>> {
         match &self.inner {
             Inner::Own(connection) => Some(connection),
@@ -445,7 +445,7 @@ impl TcpStream {
         }
     }
 
-    /// The connection, if it is the kernel's.
+    /// Returns the connection, if it is the kernel's.
     fn kernels(&self) -> Option<&KernelStream> {
         match &self.inner {
             Inner::Own(_) => None,
@@ -483,7 +483,7 @@ impl TcpStream {
     /// Takes the pending error, if any (SO_ERROR).
     ///
     /// # Errors
-    /// What the kernel reports, for a connection of its own.
+    /// The kernel's errors, for a kernel connection.
     pub fn take_error(&self) -> io::Result<Option<io::Error>> {
         match &self.inner {
             Inner::Kernel(kernel) => kernel.stream.take_error(),
@@ -491,24 +491,23 @@ impl TcpStream {
         }
     }
 
-    /// Numbers of the connection, as TCP_INFO has them; `None` for a connection
-    /// of the kernel's.
+    /// Returns numbers of the connection, as in TCP_INFO; `None` for a kernel connection.
     pub fn info(&self) -> Option<Info> {
         let connection = self.own_connection()?;
         let info = connection.look().connection.info();
         if info.unacknowledged == 0 {
             return Some(info);
         }
-        // Who asks again and again waits for it.
+        // A caller that polls these numbers waits for them to change.
         let core = self.stack.core();
         core.take_waiting();
         Some(connection.look().connection.info())
     }
 
-    /// How long there was something to send, and for what part of that the peer's
-    /// window or the send buffer held it up (tcpi_busy_time and its parts): whether
-    /// the network, the peer or this application makes a connection slow. `None`
-    /// for a connection of the kernel's.
+    /// Returns how long there was something to send, and for what part of that the peer's
+    /// window or the send buffer limited it (tcpi_busy_time and its parts). They show
+    /// whether the network, the peer or this application makes a connection slow. `None`
+    /// for a kernel connection.
     pub fn sending_times(&self) -> Option<SendingTimes> {
         let connection = self.own_connection()?;
         let now = self.stack.core().now();
@@ -530,7 +529,7 @@ impl TcpStream {
         while !connection.is_over() {
             let waiting = Waiting {
                 connection,
-                // What is acknowledged makes it neither; its end does.
+                // Acknowledged data makes it neither readable nor writable; its end does.
                 want: Events::NONE,
             };
             match core.receiver.sleep(core, &[&waiting], deadline) {

@@ -30,9 +30,8 @@ impl Tcp {
         }
     }
 
-    /// Takes a segment of a flow in TIME-WAIT. One that begins a new connection
-    /// (RFC 6191) is the listener's, and so is what
-    /// [`TimeWaitReaction::Reuse`] says.
+    /// Processes a segment of a flow in TIME-WAIT. A segment that begins a new connection
+    /// (RFC 6191) is the listener's, as [`TimeWaitReaction::Reuse`] reports.
     pub(crate) fn time_wait_input(
         &self,
         core: &Core,
@@ -64,8 +63,8 @@ impl Tcp {
         }
     }
 
-    /// Leaves no more connections in TIME-WAIT than the others leave room for in
-    /// the driver's table: the oldest go.
+    /// Limits the connections in TIME-WAIT to the room that the others leave in the
+    /// driver's table; evicts the oldest.
     pub(super) fn bound_time_wait(&self, core: &Core) {
         while self.has_many_flows(core) {
             let Some(oldest) = lock(&self.time_wait.table).evict() else {
@@ -75,7 +74,7 @@ impl Tcp {
         }
     }
 
-    /// Ends TIME-WAIT early: another flow needs the place of this one.
+    /// Ends TIME-WAIT early: another flow needs its entry.
     pub(super) fn evict_time_wait(&self, core: &Core, flow: FourTuple) {
         if lock(&self.time_wait.table).remove(&flow) {
             self.evicted(core, &[flow]);

@@ -1,5 +1,5 @@
-//! What a UDP socket shares with the stack: its channels and what waits
-//! outside them.
+//! The state that a UDP socket shares with the stack: its channels and the datagrams that
+//! wait outside them.
 
 use std::collections::VecDeque;
 use std::io;
@@ -27,11 +27,11 @@ use tidewall_stack::endpoint::Endpoint;
 use tidewall_stack::lock::{Mutex, lock, rank};
 use tidewall_stack::threads::{Waitable, Waker};
 
-/// Datagrams that may wait outside the channels without credit (reassembled
-/// ones and those that the kernel delivered); their count is bounded by their makers' limits too.
+/// Datagrams that may wait outside the channels without credit (reassembled ones and those that
+/// the kernel delivered). The limits of their producers bound the count, too.
 const OUTSIDE_LIMIT: usize = 256;
 
-/// Address families whose datagrams a socket takes.
+/// Address families whose datagrams a socket accepts.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Families {
     V4,
@@ -50,7 +50,7 @@ impl Families {
 }
 
 pub(super) struct Waiting {
-    /// One a queue; empty once the socket is closed.
+    /// One per queue; empty once the socket is closed.
     pub(super) channels: Vec<Channel>,
     pub(super) outside: VecDeque<Owned>,
 }
@@ -63,8 +63,8 @@ pub struct SocketInner {
     pub(super) ends: Mutex<Ends, rank::Leaf>,
     pub(super) waiting: Mutex<Waiting, rank::UdpReceive>,
     kernel_input: KernelInput,
-    /// A datagram waits outside the channels that was received already (MSG_PEEK), before
-    /// any of the kernel's.
+    /// An already received datagram (MSG_PEEK) waits outside the channels, ahead of any
+    /// from the kernel.
     pub(super) peeked: AtomicBool,
     /// Halves that are closed.
     shut: AtomicU8,
@@ -72,23 +72,23 @@ pub struct SocketInner {
     pub(super) options: SocketOptions,
     pub(super) error_look: ErrorLook,
     families: Families,
-    /// SO_REUSEADDR or SO_REUSEPORT, where no kernel socket knows it.
+    /// SO_REUSEADDR or SO_REUSEPORT, if no kernel socket has it.
     pub(super) shares_port: bool,
     pub(super) last_queue: AtomicUsize,
     pub(super) counts: ReceiveCounts,
 }
 
-/// What the application has set.
+/// Options that the application has set.
 pub(super) struct SocketOptions {
     pub(super) priority: AtomicU8,
     pub(super) traffic_class: AtomicU8,
     pub(super) hop_limit: AtomicU8,
     pub(super) mtu_discover: AtomicU8,
-    /// Frames that may wait, a queue.
+    /// Frames that may wait, per queue.
     pub(super) limit: AtomicU32,
 }
 
-/// Datagrams received, and how many of them came through the kernel.
+/// Datagrams received, and how many of them arrived through the kernel.
 #[derive(Default)]
 pub(super) struct ReceiveCounts {
     pub(super) received: AtomicU64,
@@ -152,7 +152,7 @@ impl SocketInner {
         *lock(&self.ends)
     }
 
-    /// Families whose datagrams it takes when bound to any address.
+    /// Returns the families whose datagrams it accepts when bound to any address.
     pub(super) fn families(&self) -> Families {
         self.families
     }
@@ -161,12 +161,12 @@ impl SocketInner {
         self.ends().peer
     }
 
-    /// True where a kernel socket has the port, too.
+    /// Returns true if a kernel socket has the port, too.
     pub(crate) fn has_kernel_part(&self) -> bool {
         self.reservation.is_some()
     }
 
-    /// Datagrams received, and how many of them came through the kernel.
+    /// Returns the datagrams received, and how many of them arrived through the kernel.
     pub(crate) fn counts(&self) -> (u64, u64) {
         (
             self.counts.received.load(Ordering::Relaxed),
@@ -174,12 +174,12 @@ impl SocketInner {
         )
     }
 
-    /// Most frames that may wait, a queue.
+    /// Returns the most frames that may wait, per queue.
     pub(crate) fn limit(&self) -> u32 {
         self.options.limit.load(Ordering::Relaxed)
     }
 
-    /// True when a receive call would not wait.
+    /// Returns true when a receive call would not block.
     pub(crate) fn has_input(&self) -> bool {
         self.pending_error.load(Ordering::Relaxed) != 0
             || self.has_datagrams()
@@ -205,13 +205,13 @@ impl SocketInner {
         self.wait_queue.notify(Events::STATE_CHANGED);
     }
 
-    /// Closes a half, and wakes all that wait.
+    /// Closes a half, and wakes all waiters.
     pub(super) fn shut(&self, how: Shutdown) {
         self.shut.fetch_or(halves(how), Ordering::SeqCst);
         self.wait_queue.notify(Events::STATE_CHANGED);
     }
 
-    /// True when that is closed, of both something.
+    /// Returns true when a half is closed; for both, when either is.
     pub(super) fn is_shut(&self, how: Shutdown) -> bool {
         self.shut.load(Ordering::SeqCst) & halves(how) != 0
     }
@@ -226,7 +226,7 @@ impl SocketInner {
         }
     }
 
-    /// Would this socket receive such a datagram?
+    /// Reports whether this socket would receive such a datagram.
     pub(crate) fn wants(&self, source: SocketAddr, destination: SocketAddr) -> bool {
         let ends = self.ends();
         let address = ends.bound.ip().to_canonical();
@@ -243,43 +243,43 @@ impl SocketInner {
         self.notify_input();
     }
 
-    /// True while the kernel has datagrams.
+    /// Returns true while the kernel has datagrams.
     fn kernel_has_datagrams(&self) -> bool {
         let descriptor = self.kernel_descriptor();
         self.kernel_input.is_there(descriptor, &self.wait_queue)
     }
 
-    /// The kernel had none.
+    /// Records that the kernel had no datagrams.
     pub(super) fn kernel_is_empty(&self) {
         let descriptor = self.kernel_descriptor();
         self.kernel_input.forget(descriptor, &self.wait_queue);
     }
 
-    /// Something came: one receiver is woken, and the watchers notified.
+    /// Called when input arrived: wakes one receiver, and notifies the watchers.
     fn notify_input(&self) {
         self.wait_queue.notify_one(Events::DATA_CAME);
     }
 
-    /// Send space was freed: notifies EPOLLOUT watchers.
+    /// Called when send space was freed: notifies EPOLLOUT watchers.
     pub(super) fn note_sent(&self) {
         self.wait_queue.notify_registrations(Events::SPACE_CAME);
     }
 
-    /// A receiver has what it wanted: what is left is another's, who was woken
-    /// for none of it if it all came at once.
+    /// Called when a receiver has finished: wakes another for the rest. If all arrived at
+    /// once, only one was woken.
     pub(super) fn pass_wakeup(&self) {
         if !self.wait_queue.threads().is_empty() && self.has_input() {
             self.wait_queue.threads().wake_one();
         }
     }
 
-    /// True when poll(2) has said that the kernel socket has input.
+    /// Returns true when poll(2) has reported input on the kernel socket.
     pub(super) fn kernel_is_ready(&self) -> bool {
         self.kernel_input.is_noted()
     }
 
-    /// Takes the channels out, to close them; gives credit of what waits
-    /// outside them back.
+    /// Removes the channels, to close them; returns the credit of datagrams that wait
+    /// outside them.
     pub(super) fn close(&self, core: &Core) -> Vec<Channel> {
         let mut waiting = lock(&self.waiting);
         for datagram in waiting.outside.drain(..) {
@@ -294,7 +294,7 @@ impl SocketInner {
     }
 }
 
-/// Halves as bits: reading, writing.
+/// Converts halves into bits: reading, writing.
 fn halves(how: Shutdown) -> u8 {
     match how {
         Shutdown::Read => 1,
@@ -303,12 +303,12 @@ fn halves(how: Shutdown) -> u8 {
     }
 }
 
-/// Compares addresses as the wire does: IPv4-mapped is IPv4.
+/// Compares addresses as on the wire: IPv4-mapped is IPv4.
 pub(super) fn same(a: SocketAddr, b: SocketAddr) -> bool {
     a.port() == b.port() && a.ip().to_canonical() == b.ip().to_canonical()
 }
 
-/// Somebody who receives, and so takes what comes.
+/// A blocked receiver; exclusive, because the datagram that wakes it is consumed.
 pub(super) struct Receiving<'a>(pub(super) &'a SocketInner);
 
 impl Waitable for Receiving<'_> {
@@ -335,7 +335,7 @@ impl Waitable for Receiving<'_> {
 
 impl Endpoint for SocketInner {
     fn on_frames(self: Arc<Self>, core: &Core, _channel: u16) {
-        // An ICMP error is no datagram: who waits for readiness hears of it as such.
+        // An ICMP error is no datagram: a waiter for readiness receives it as an error.
         if self.peer().is_some() && self.begins_with_error() {
             self.copy_waiting(core);
             return self.wait_queue.notify(Events::STATE_CHANGED);
@@ -407,7 +407,7 @@ impl Waitable for SocketInner {
     }
 
     fn kernel_descriptor(&self) -> i32 {
-        // poll(2) leaves a negative descriptor alone.
+        // poll(2) ignores a negative descriptor.
         self.reservation
             .as_ref()
             .map_or(-1, PortReservation::descriptor)

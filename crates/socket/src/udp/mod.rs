@@ -35,59 +35,59 @@ use inner::{Ends, Receiving, SocketInner};
 use tidewall_stack::address::{canonical, specified, to_v6};
 use tidewall_stack::receiver::BETWEEN_LOOKS;
 
-/// Nonblocking receives that find nothing before the kernel socket is asked
-/// although nobody has said that it has input.
+/// Nonblocking receives without a result before the kernel socket is polled although none
+/// has reported input.
 const ASK_KERNEL_EVERY: u64 = 16;
-/// Receives in a row that find datagrams in user space before the kernel socket
-/// is asked all the same.
+/// Receives in a row that find datagrams in user space before the kernel socket is polled
+/// all the same.
 const ASK_KERNEL_AFTER: u64 = 64;
 
-/// A datagram as the application sees it, in the frame it came in.
+/// A received datagram, in the frame in which it arrived.
 #[derive(Clone, Copy, Debug)]
 pub struct Received<'a> {
     /// The payload, in place.
     pub payload: &'a [u8],
-    /// Who sent it.
+    /// The sender.
     pub source: SocketAddr,
-    /// The address, which may be a group's, and the port it was sent to.
+    /// The address, which may be a group's, and the port to which it was sent.
     pub destination: SocketAddr,
-    /// The address to answer from, for [`UdpSocket::send_from`]: that of
-    /// `destination` if it is one of ours; of a datagram to a group or to
-    /// everybody the one that the kernel chooses, unspecified if it has not said.
+    /// The source address for a reply, for [`UdpSocket::send_from`]: that of
+    /// `destination` if it is a local one. For a multicast or broadcast datagram it is
+    /// the address that the kernel chooses, unspecified if the kernel has not reported
+    /// it.
     pub local: IpAddr,
-    /// The index of the interface that it came by; `None` for the stack's own
+    /// The index of the arrival interface; `None` for the stack's own
     /// ([`StackHandle::interface_index`]).
     pub interface: Option<u32>,
     /// Type of service (IPv4) or traffic class (IPv6): DSCP and ECN.
     pub traffic_class: u8,
-    /// Hops that were left; 0 where unknown.
+    /// Hops that were left; 0 if unknown.
     pub hop_limit: u8,
 }
 
-/// How to bind.
+/// Options of binding.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct BindOptions {
-    /// SO_REUSEADDR: share the port with others that set it too; datagrams go
-    /// to the socket bound last.
+    /// SO_REUSEADDR: share the port with other sockets that set it too; datagrams go to
+    /// the socket bound last.
     pub reuse_address: bool,
     /// SO_REUSEPORT, as above within one stack. Between processes the kernel's
     /// rule holds for datagrams that pass through it.
     pub reuse_port: bool,
-    /// IPV6_V6ONLY: an IPv6 wildcard socket leaves IPv4 alone.
+    /// IPV6_V6ONLY: an IPv6 wildcard socket does not receive IPv4.
     pub only_v6: bool,
 }
 
 /// A UDP socket on a [`StackHandle`].
 ///
-/// Its port is held by a bound kernel socket, so conflicts with other programs
-/// are real and peers on this host reach it too. Datagrams from the network
-/// wait in a channel of their own and are processed in the thread that
-/// receives. Multicast and broadcast stay with the kernel: they are received
-/// and sent through the kernel socket, at the kernel's cost.
+/// A bound kernel socket holds its port, so conflicts with other programs are detected
+/// and peers on this host reach it too. Datagrams from the network wait in a channel of
+/// the socket, and the receiving thread processes them. Multicast and broadcast stay with
+/// the kernel: they are received and sent through the kernel socket, at the kernel's
+/// cost.
 ///
-/// A socket bound to any address answers from the address that was asked if its
-/// application says so, as with IP_PKTINFO on Linux: [`Received::local`] and
-/// [`UdpSocket::queue_from`].
+/// A socket bound to any address can reply from the address that a request was sent to,
+/// as with IP_PKTINFO on Linux: [`Received::local`] and [`UdpSocket::queue_from`].
 ///
 /// Several threads may use one socket at once.
 pub struct UdpSocket {
@@ -99,9 +99,9 @@ pub struct UdpSocket {
     nonblocking: AtomicBool,
     read_timeout: Timeout,
     empty_receives: AtomicU64,
-    /// Receives that found datagrams in user space.
+    /// Number of receives that found datagrams in user space.
     own_receives: AtomicU64,
-    /// Rounds that had been made when it was last asked.
+    /// Number of rounds when it was last queried.
     asked: AtomicU64,
 }
 
@@ -115,9 +115,9 @@ impl UdpSocket {
     /// Binds a socket. Port 0 lets the kernel choose.
     ///
     /// # Errors
-    /// EADDRINUSE when any program on this host has the port; EADDRNOTAVAIL for
-    /// an address that is not this host's; EACCES below 1024 without privilege;
-    /// ENFILE when the stack's channels are all in use.
+    /// EADDRINUSE when any program on this host has the port; EADDRNOTAVAIL for an
+    /// address that is not local; EACCES below 1024 without privilege; ENFILE when the
+    /// stack's channels are all in use.
     pub fn bind(stack: &StackHandle, address: SocketAddr) -> io::Result<Self> {
         Self::bind_with(stack, address, BindOptions::default())
     }
@@ -137,18 +137,19 @@ impl UdpSocket {
         Self::begin(stack, reservation, address, &how, Patience::Restart)
     }
 
-    /// Takes over a bound socket of the kernel's that an application has made: it holds the
-    /// port from now on, and what has come to it is received first. How it is bound, its
-    /// peer if it has one, O_NONBLOCK, IP_TOS and IP_TTL (of IPv6 IPV6_TCLASS and
-    /// IPV6_UNICAST_HOPS) are this socket's; memberships of groups stay the kernel's.
+    /// Takes over a bound kernel socket that an application has created. The kernel socket
+    /// holds the port from now on, and datagrams already queued there are received first.
+    /// The new socket keeps its binding, its peer if any, O_NONBLOCK, and IP_TOS and IP_TTL
+    /// (for IPv6, IPV6_TCLASS and IPV6_UNICAST_HOPS). Group memberships stay with the
+    /// kernel.
     ///
-    /// Others that share the socket see that it says with each datagram where that came to
-    /// (IP_PKTINFO, IP_RECVTOS and IP_RECVTTL are set).
+    /// Others that share the kernel socket see that it reports the destination of each
+    /// datagram (IP_PKTINFO, IP_RECVTOS and IP_RECVTTL are set).
     ///
     /// # Errors
     /// EINVAL for a socket that is not bound, EPROTONOSUPPORT for another protocol;
-    /// EOPNOTSUPP for a stack without a kernel (in memory); as [`UdpSocket::bind`] and
-    /// [`UdpSocket::connect`]. The socket is as before then.
+    /// EOPNOTSUPP for a stack without a kernel (in memory); those of [`UdpSocket::bind`]
+    /// and [`UdpSocket::connect`]. The socket is unchanged then.
     pub fn adopt(stack: &StackHandle, socket: OwnedFd) -> io::Result<Self> {
         if !stack.here()?.netdev.has_kernel {
             return Err(io::Error::from_raw_os_error(libc::EOPNOTSUPP));
@@ -164,19 +165,20 @@ impl UdpSocket {
             reservation.take_over()?;
         }
         socket.set_nonblocking(nonblocking)?;
-        // As it has them already: of what is sent by the interface they are ours to write.
+        // The kernel socket has them already; frames that leave by the interface must
+        // carry them as well.
         let options = &socket.inner.options;
         options.traffic_class.store(class as u8, Ordering::Relaxed);
         options.hop_limit.store(hops as u8, Ordering::Relaxed);
         if let Some(peer) = peer {
             socket.connect(peer)?;
         }
-        // What it has, nobody has watched it get.
+        // Its queued input arrived before anything watched it.
         Pollable::kernel_has_input(&*socket.inner);
         Ok(socket)
     }
 
-    /// `reservation`: the kernel socket that has the port, if there is a kernel; without one
+    /// `reservation`: the kernel socket that has the port, if there is a kernel. Without one
     /// the stack chooses by `address`.
     fn begin(
         stack: &StackHandle,
@@ -189,7 +191,7 @@ impl UdpSocket {
         core.check_protocol::<Udp>()?;
         let held = reservation.as_ref().map(|held| {
             let local = held.local_addr()?;
-            // Before any lock is taken, since a manager is waited for.
+            // Before any lock is taken, since this waits for a manager.
             let asked = Udp::of(core).ask_for_port(core, held, local, how, patience);
             asked.map(|()| local)
         });
@@ -229,15 +231,14 @@ impl UdpSocket {
             own_receives: AtomicU64::new(0),
             asked: AtomicU64::new(0),
         };
-        // From here on dropping `socket` undoes what was done, which takes the
-        // lock itself.
+        // From here on dropping `socket` undoes the steps, and takes the lock itself.
         let listens = Udp::of(core).listen(core, &socket.inner);
         drop(binding);
         listens.map(|()| socket)
     }
 
-    /// The address the socket is bound to; after [`UdpSocket::connect`] the one
-    /// it sends from.
+    /// Returns the address to which the socket is bound; after [`UdpSocket::connect`] the
+    /// one from which it sends.
     ///
     /// # Errors
     /// None; the signature is the standard library's.
@@ -260,8 +261,8 @@ impl UdpSocket {
     /// finds the socket by both addresses.
     ///
     /// # Errors
-    /// ENETUNREACH, EINVAL, EAFNOSUPPORT as the kernel says; ENOBUFS when the
-    /// flow table's bucket is full.
+    /// ENETUNREACH, EINVAL, EAFNOSUPPORT as the kernel reports; ENOBUFS when the flow
+    /// table's bucket is full.
     pub fn connect(&self, peer: SocketAddr) -> io::Result<()> {
         let core = self.stack.here()?;
         let _binding = lock(&core.binding);
@@ -297,11 +298,11 @@ impl UdpSocket {
         Udp::of(core).unlisten(core, &self.inner)
     }
 
-    /// Takes the peer away (`connect` with AF_UNSPEC): anybody's datagrams are received
-    /// again. Nothing changes without one.
+    /// Removes the peer (`connect` with AF_UNSPEC): datagrams of any sender are received
+    /// again. Nothing changes without a peer.
     ///
     /// # Errors
-    /// ENOBUFS as [`UdpSocket::bind`]; what the kernel says.
+    /// ENOBUFS as [`UdpSocket::bind`]; the kernel's errors.
     pub fn disconnect(&self) -> io::Result<()> {
         let core = self.stack.here()?;
         let _binding = lock(&core.binding);
@@ -323,13 +324,13 @@ impl UdpSocket {
         Udp::of(core).listen(core, &self.inner)
     }
 
-    /// Bytes of the datagram that is received next; 0 where there is none (FIONREAD).
+    /// Returns the bytes of the next datagram; 0 if there is none (FIONREAD).
     pub fn next_length(&self) -> usize {
         let mut length = 0;
         match self.peek(true, |received| length = received.payload.len()) {
             Ok(_) => length,
             Err(error) => {
-                // It is reported by a call that receives or sends.
+                // A call that receives or sends reports it.
                 if error.kind() != io::ErrorKind::WouldBlock
                     && let Some(errno) = error.raw_os_error()
                 {
@@ -340,11 +341,11 @@ impl UdpSocket {
         }
     }
 
-    /// Receives one datagram; a longer one is cut to the buffer, as by Linux.
+    /// Receives one datagram; a longer one is truncated to the buffer, as by Linux.
     ///
     /// # Errors
-    /// EAGAIN when nonblocking or at the timeout, EINTR, and what ICMP reported
-    /// about a connected socket's flow (ECONNREFUSED, EHOSTUNREACH, …).
+    /// EAGAIN when nonblocking or at the timeout, EINTR, and ICMP errors about a
+    /// connected socket's flow (ECONNREFUSED, EHOSTUNREACH, …).
     pub fn recv_from(&self, buffer: &mut [u8]) -> io::Result<(usize, SocketAddr)> {
         let mut result = None;
         self.recv_batch(1, |received| {
@@ -362,24 +363,24 @@ impl UdpSocket {
     /// Receives one datagram's payload.
     ///
     /// # Errors
-    /// As [`UdpSocket::recv_from`].
+    /// Those of [`UdpSocket::recv_from`].
     pub fn recv(&self, buffer: &mut [u8]) -> io::Result<usize> {
         self.recv_from(buffer).map(|(length, _)| length)
     }
 
-    /// Receives up to `limit` datagrams without copying: `each` sees them in
-    /// the frames they came in. Waits for the first unless nonblocking. Returns
-    /// how many there were, at least one unless `limit` is 0 or receiving is shut.
+    /// Receives up to `limit` datagrams without copying: `each` sees them in the frames
+    /// in which they arrived. Waits for the first unless nonblocking. Returns how many
+    /// there were, at least one unless `limit` is 0 or receiving is shut.
     ///
     /// # Errors
-    /// As [`UdpSocket::recv_from`]. Datagrams already given to `each` are not
-    /// lost to an error: it is reported by the next call.
+    /// Those of [`UdpSocket::recv_from`]. Datagrams already passed to `each` are not lost
+    /// to an error: the next call reports it.
     pub fn recv_batch(&self, limit: usize, each: impl FnMut(Received<'_>)) -> io::Result<usize> {
         self.receive_batch(limit, false, each)
     }
 
-    /// As [`UdpSocket::recv_batch`]. `at_once`: does not wait, whatever the
-    /// socket is set to.
+    /// As [`UdpSocket::recv_batch`]. With `at_once` it does not wait, even if the socket
+    /// is blocking.
     ///
     /// # Errors
     /// As [`UdpSocket::recv_batch`].
@@ -395,9 +396,9 @@ impl UdpSocket {
         }
     }
 
-    /// As [`UdpSocket::receive_batch`] of one datagram, which is the next to be received
-    /// afterwards, too (MSG_PEEK). Who receives by another thread meanwhile may find it
-    /// missing.
+    /// As [`UdpSocket::receive_batch`] for one datagram, which stays the next to be
+    /// received (MSG_PEEK). If another thread receives meanwhile, the datagram may be
+    /// gone.
     ///
     /// # Errors
     /// As [`UdpSocket::receive_batch`].
@@ -412,11 +413,11 @@ impl UdpSocket {
         Ok(1)
     }
 
-    /// Gives `each` datagrams with their addresses as the socket's family has them.
+    /// Passes datagrams to `each` with their addresses in the socket's family.
     fn as_named(&self, mut each: impl FnMut(Received<'_>)) -> impl FnMut(Received<'_>) {
         let v6 = self.inner.ends().bound.is_ipv6();
-        // A dual-stack socket names IPv4 peers as Linux does, and one on our
-        // link says which link that is.
+        // A dual-stack socket shows IPv4 peers as Linux does; a link-local peer's address
+        // states its link.
         move |received: Received<'_>| match received.source {
             SocketAddr::V4(_) if v6 => each(Received {
                 source: to_v6(received.source),
@@ -440,11 +441,11 @@ impl UdpSocket {
     ) -> io::Result<usize> {
         let core = self.stack.here()?;
         let nonblocking = at_once || self.nonblocking.load(Ordering::Relaxed);
-        // Who does not wait need not know what time it is.
+        // A call that does not block need not read the clock.
         let timeout = self.read_timeout().filter(|_| !nonblocking);
         let deadline = timeout.map(|timeout| core.clock.instant_now() + timeout);
         let mut polled = false;
-        // Who may be given more looks after each step, and at the end.
+        // A call that may return more checks after each step, and at the end.
         if limit <= BETWEEN_LOOKS {
             core.receiver.poll_if_due(core)?;
         }
@@ -452,7 +453,7 @@ impl UdpSocket {
             let made = core.receiver.rounds_made();
             let mut asked = self.asked.swap(made, Ordering::Relaxed);
             if !core.netdev.has_kernel {
-                // In memory what was sent before a call is found by it.
+                // In memory, a call finds whatever was sent before it.
                 asked = made;
             }
             self.take_pending()?;
@@ -514,9 +515,8 @@ impl UdpSocket {
         }
     }
 
-    /// True now and then while datagrams keep coming from the network: peers on
-    /// this host would starve if the kernel socket were asked only when there
-    /// are none.
+    /// Returns true now and then while datagrams keep arriving from the network. Peers on
+    /// this host would starve if the kernel socket were polled only when there are none.
     fn must_ask_kernel(&self) -> bool {
         let received = self.own_receives.load(Ordering::Relaxed);
         if self.inner.reservation.is_none() || received < ASK_KERNEL_AFTER {
@@ -526,9 +526,9 @@ impl UdpSocket {
         true
     }
 
-    /// Closes one half or both (`shutdown`): sending gives EPIPE, receiving does not
-    /// wait for datagrams any more, [`UdpSocket::recv_batch`] then returning 0. Those
-    /// that come are received still, and nobody is woken, as by Linux.
+    /// Closes one half or both (`shutdown`): sending gives EPIPE, and receiving does not
+    /// wait any more; [`UdpSocket::recv_batch`] then returns 0. Datagrams that arrive are
+    /// still received, without waking a thread, as by Linux.
     ///
     /// # Errors
     /// ENOTCONN without a peer; it is shut all the same, as by Linux.
@@ -540,7 +540,7 @@ impl UdpSocket {
     /// Takes the pending error, if any (SO_ERROR).
     ///
     /// # Errors
-    /// What the kernel socket reports.
+    /// The kernel socket's errors.
     pub fn take_error(&self) -> io::Result<Option<io::Error>> {
         if let Some(error) = self.inner.take_error() {
             return Ok(Some(error));

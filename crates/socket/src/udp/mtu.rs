@@ -1,5 +1,5 @@
-//! Path MTU discovery of UDP sockets: which datagrams are too long for their
-//! path, and what becomes of them.
+//! Path MTU discovery of UDP sockets: which datagrams are too long for their path, and
+//! how they are sent.
 
 use std::io;
 use std::net::{IpAddr, SocketAddr};
@@ -18,35 +18,34 @@ use tidewall_stack::core::Core;
 use tidewall_stack::ip::routes::Route;
 use tidewall_stack::lock::lock;
 
-/// How often a socket that sends long datagrams and receives nothing looks whether
-/// routers have said something about them.
+/// How often a socket that sends long datagrams and receives nothing checks for routers'
+/// errors about them.
 const LOOK_EVERY: Duration = Duration::from_millis(10);
 
-/// What a socket does about the MTUs of paths (IP_MTU_DISCOVER and
-/// IPV6_MTU_DISCOVER, with Linux's meanings and numbers). Those that send IPv4
-/// without don't-fragment do it through the kernel's socket, at its cost.
+/// How a socket treats path MTUs (IP_MTU_DISCOVER and IPV6_MTU_DISCOVER, with Linux's
+/// meanings and numbers). Modes that send IPv4 without don't-fragment use the kernel
+/// socket, at its cost.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[repr(u8)]
 pub enum MtuDiscover {
-    /// IP_PMTUDISC_DONT: datagrams too long for the path are sent in fragments;
-    /// over IPv4 routers may cut others further.
+    /// IP_PMTUDISC_DONT: datagrams too long for the path are sent in fragments; over IPv4
+    /// routers may fragment others further.
     Dont = 0,
     /// IP_PMTUDISC_WANT, the default: datagrams too long for the path are sent in
     /// fragments, all others with don't-fragment.
     #[default]
     Want = 1,
-    /// IP_PMTUDISC_DO: don't-fragment always; EMSGSIZE for what is too long for
-    /// the path.
+    /// IP_PMTUDISC_DO: don't-fragment always; EMSGSIZE for a datagram too long for the
+    /// path.
     Do = 2,
-    /// IP_PMTUDISC_PROBE: don't-fragment always; EMSGSIZE only for what is too
-    /// long for the interface. For those who discover the path MTU themselves, as
-    /// QUIC does (RFC 8899).
+    /// IP_PMTUDISC_PROBE: don't-fragment always; EMSGSIZE only for a datagram too long
+    /// for the interface. For applications that discover the path MTU themselves, as QUIC
+    /// does (RFC 8899).
     Probe = 3,
-    /// IP_PMTUDISC_INTERFACE: never don't-fragment, never fragments from here;
-    /// nobody's reports are believed.
+    /// IP_PMTUDISC_INTERFACE: never don't-fragment, never fragmented locally; path MTU
+    /// reports are ignored.
     Interface = 4,
-    /// IP_PMTUDISC_OMIT: as `Interface`, but in fragments where the interface
-    /// needs them.
+    /// IP_PMTUDISC_OMIT: as `Interface`, but fragmented if the interface needs it.
     Omit = 5,
 }
 
@@ -60,24 +59,24 @@ impl MtuDiscover {
         Self::Omit,
     ];
 
-    /// The manner of that number.
+    /// Returns the mode of that number.
     pub(super) fn of(number: u8) -> Self {
         let found = Self::ALL.get(usize::from(number));
         found.copied().unwrap_or_default()
     }
 
-    /// True for what is neither cut nor sent when it is too long, here.
+    /// Returns true if a datagram that is too long is neither fragmented nor sent.
     pub(super) fn refuses(self) -> bool {
         matches!(self, Self::Do | Self::Probe)
     }
 
-    /// Over IPv4 its datagrams have no don't-fragment, so they need an
-    /// identification, which the kernel gives.
+    /// Returns true if IPv4 datagrams have no don't-fragment: they need an
+    /// identification, which the kernel assigns.
     fn is_kernels(self) -> bool {
         matches!(self, Self::Dont | Self::Interface | Self::Omit)
     }
 
-    /// Longest IP datagram, where that is the route's.
+    /// Returns the longest IP datagram, given the route's limit.
     fn limit(self, route: usize) -> usize {
         match self {
             Self::Dont | Self::Want | Self::Do => route,
@@ -86,7 +85,7 @@ impl MtuDiscover {
     }
 }
 
-/// Bytes of the IP datagram with so many bytes of payload.
+/// Returns the bytes of the IP datagram with that payload.
 pub(super) fn datagram_length(destination: SocketAddr, payload: usize) -> usize {
     let headers = match destination {
         SocketAddr::V4(_) => HEADERS_V4,
@@ -95,9 +94,10 @@ pub(super) fn datagram_length(destination: SocketAddr, payload: usize) -> usize 
     payload + headers - HEADER_LEN
 }
 
-/// Whether the kernel would send a datagram whole over a path that does not take it. An
-/// application of a manager's cannot have it know of the path; over IPv4 routers cut what
-/// it sends, over IPv6 it cuts only what is too long for the interface (`widest`), too.
+/// Reports whether the kernel would send a datagram whole over a path that does not
+/// accept it. A manager's application cannot set the path's MTU in the kernel. Over IPv4
+/// routers fragment what it sends; over IPv6 it fragments only what is too long for the
+/// interface (`widest`), too.
 pub(super) fn is_lost_in_kernel(
     core: &Core,
     destination: SocketAddr,
@@ -108,14 +108,14 @@ pub(super) fn is_lost_in_kernel(
     core.ip.kernel_icmp.is_none() && destination.is_ipv6() && (path + 1..=widest).contains(&length)
 }
 
-/// When a socket last looked for errors about what it sent.
+/// When a socket last checked for errors about its datagrams.
 #[derive(Debug)]
 pub(super) struct ErrorLook {
     /// Nanoseconds since the stack started.
     at: AtomicU64,
-    /// Datagrams that it had received.
+    /// Number of datagrams received by then.
     received: AtomicU64,
-    /// Bytes of the narrowest path over IPv6 that the kernel's socket was held to.
+    /// Bytes of the narrowest IPv6 path to which the kernel socket was limited.
     narrowest: AtomicU32,
 }
 
@@ -130,12 +130,12 @@ impl Default for ErrorLook {
 }
 
 impl SocketInner {
-    /// What it does about path MTUs.
+    /// Returns how it treats path MTUs.
     pub(super) fn mtu_discover(&self) -> MtuDiscover {
         MtuDiscover::of(self.options.mtu_discover.load(Ordering::Relaxed))
     }
 
-    /// Whether a datagram of so many bytes may go in a frame of our own, by a
+    /// Reports whether a datagram of that length may leave in a frame of the stack, by a
     /// route that allows `mtu`.
     pub(super) fn fits(&self, destination: SocketAddr, length: usize, mtu: usize) -> bool {
         let manner = self.mtu_discover();
@@ -143,8 +143,8 @@ impl SocketInner {
         length <= manner.limit(mtu) && !is_kernels
     }
 
-    /// Hears of path MTUs on behalf of an application that only sends: errors wait
-    /// in channels, which nobody empties then.
+    /// Learns path MTUs on behalf of an application that only sends: errors wait in
+    /// channels, which no receiver then empties.
     pub(super) fn look_for_errors(&self, core: &Core, destination: SocketAddr, length: usize) {
         let any = match destination {
             SocketAddr::V4(_) => MTU_MIN_V4,
@@ -161,15 +161,15 @@ impl SocketInner {
         look.at.store(now, Ordering::Relaxed);
         let received = self.counts.received.load(Ordering::Relaxed);
         if look.received.swap(received, Ordering::Relaxed) == received {
-            // What a poll may fail of, receiving reports.
+            // A receive call reports any error of the poll.
             let _ = core.receiver.round(core, false);
             self.copy_waiting(core);
         }
     }
 
-    /// Has the kernel's socket send what is too long for a path as far as an application
-    /// without privileges can: over IPv4 routers may cut it, over IPv6 what is cut here is cut
-    /// to what the narrowest path of this socket's allows.
+    /// Limits the kernel socket to a path as far as an unprivileged application can. Over IPv4
+    /// routers may fragment; over IPv6 datagrams fragmented locally are cut to the narrowest
+    /// path of this socket.
     fn keep_kernel_within(&self, core: &Core, destination: IpAddr, bytes: usize) {
         let Some(reservation) = &self.reservation else {
             return;
@@ -196,15 +196,15 @@ impl SocketInner {
         }
     }
 
-    /// An ICMP error about one of our datagrams, whose message is `datagram`. False
-    /// if it is forged.
+    /// Handles an ICMP error about one of this socket's datagrams, quoted in `datagram`.
+    /// Returns false if it is forged.
     pub(super) fn icmp_error(&self, core: &Core, error: &FlowError, datagram: &[u8]) -> bool {
         let manner = self.mtu_discover();
         let is_peers = self.peer().is_some_and(|peer| same(peer, error.remote));
         let about_size = error.errno == libc::EMSGSIZE;
         if about_size && !matches!(manner, MtuDiscover::Interface | MtuDiscover::Omit) {
             let (remote, local) = (error.remote.ip(), error.local.ip());
-            // A router that does not know MTUs (RFC 1191 §5): the kernel guesses.
+            // A router without MTU support (RFC 1191 §5): the kernel guesses.
             let bytes = error.mtu.map_or(0, |mtu| mtu as usize);
             let reported = lock(&core.ip.routes).report_mtu(remote, local, bytes, Instant::now());
             match (reported, &core.ip.kernel_icmp) {
@@ -221,7 +221,7 @@ impl SocketInner {
                         let _ = reservation.take_error();
                     }
                 }
-                // Its manager's application may not put anything to it.
+                // Its manager's application may not write anything to it.
                 (Some(true), None) => self.keep_kernel_within(core, remote, bytes),
                 _ => {}
             }
@@ -235,10 +235,10 @@ impl SocketInner {
 }
 
 impl UdpSocket {
-    /// Says what becomes of datagrams that are too long for their path.
+    /// Sets how datagrams that are too long for their path are treated.
     ///
     /// # Errors
-    /// What the kernel socket reports.
+    /// The kernel socket's errors.
     pub fn set_mtu_discover(&self, manner: MtuDiscover) -> io::Result<()> {
         if let Some(reservation) = &self.inner.reservation {
             reservation.set_mtu_discover(manner as u8)?;
@@ -248,16 +248,16 @@ impl UdpSocket {
         Ok(())
     }
 
-    /// What becomes of datagrams that are too long for their path.
+    /// Returns how datagrams that are too long for their path are treated.
     pub fn mtu_discover(&self) -> MtuDiscover {
         self.inner.mtu_discover()
     }
 
-    /// Longest IP datagram that reaches the peer whole, in bytes, headers
-    /// included, as far as is known (IP_MTU, IPV6_MTU).
+    /// Returns the longest IP datagram that reaches the peer whole, in bytes, headers
+    /// included, as far as known (IP_MTU, IPV6_MTU).
     ///
     /// # Errors
-    /// ENOTCONN; what the kernel socket reports.
+    /// ENOTCONN; the kernel socket's errors.
     pub fn mtu(&self) -> io::Result<usize> {
         let peer = canonical(self.peer_addr()?);
         let core = self.stack.here()?;

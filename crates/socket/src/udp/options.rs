@@ -34,9 +34,9 @@ impl UdpSocket {
         self.read_timeout.get()
     }
 
-    /// Sets how many frames may wait for this socket on each queue, 1 to
-    /// 65,536; the driver drops the excess. What SO_RCVBUF is to Linux, in
-    /// frames instead of bytes.
+    /// Sets how many frames may wait for this socket on each queue, 1 to 65,536; the
+    /// driver drops the excess. It corresponds to Linux's SO_RCVBUF, in frames rather
+    /// than bytes.
     ///
     /// # Errors
     /// EINVAL out of range.
@@ -53,15 +53,15 @@ impl UdpSocket {
         Ok(())
     }
 
-    /// Frames that may wait for this socket on each queue.
+    /// Returns how many frames may wait for this socket on each queue.
     pub fn receive_limit(&self) -> u32 {
         self.inner.limit()
     }
 
-    /// Sets the type of service (IPv4) or traffic class (IPv6) of what is sent.
+    /// Sets the type of service (IPv4) or traffic class (IPv6) of outgoing segments.
     ///
     /// # Errors
-    /// What the kernel socket reports.
+    /// The kernel socket's errors.
     pub fn set_tos(&self, tos: u8) -> io::Result<()> {
         if let Some(reservation) = &self.inner.reservation {
             reservation.set_traffic_class(tos)?;
@@ -73,7 +73,7 @@ impl UdpSocket {
         Ok(())
     }
 
-    /// The type of service or traffic class of what is sent.
+    /// Returns the type of service or traffic class of outgoing datagrams.
     pub fn tos(&self) -> u8 {
         self.inner.options.traffic_class.load(Ordering::Relaxed)
     }
@@ -93,7 +93,7 @@ impl UdpSocket {
         Ok(())
     }
 
-    /// The time to live or hop limit of what is sent.
+    /// Returns the time to live or hop limit of outgoing datagrams.
     pub fn ttl(&self) -> u8 {
         self.inner.options.hop_limit.load(Ordering::Relaxed)
     }

@@ -1,4 +1,4 @@
-//! The UDP sockets of a stack, and which of them has a port.
+//! The UDP sockets of a stack, and the owner of each port.
 
 use std::collections::BTreeMap;
 use std::io;
@@ -19,7 +19,7 @@ use tidewall_stack::core::Core;
 use tidewall_stack::lock::{ReadGuard, RwLock, WriteGuard, lock, rank};
 use tidewall_stack::snapshot::{SocketSnapshot, StackSnapshot};
 
-/// UDP of one stack: its sockets by channel number.
+/// UDP state of one stack: its sockets by channel number.
 #[derive(Default)]
 pub struct Udp {
     sockets: RwLock<BTreeMap<u16, Arc<SocketInner>>, rank::UdpSockets>,
@@ -39,7 +39,7 @@ impl Udp {
         self.sockets.write()
     }
 
-    /// All sockets.
+    /// Returns all sockets.
     pub(crate) fn all(&self) -> Vec<Arc<SocketInner>> {
         self.read().values().cloned().collect()
     }
@@ -61,7 +61,7 @@ impl Udp {
             core.tables
                 .disconnect(Protocol::Udp, canonical(ends.local), canonical(peer));
         }
-        // A port that no table entry names any more costs the driver one look.
+        // A port without a table entry costs the driver one look-up.
         let _ = self.unlisten(core, socket);
         let (address, port) = table_key(socket);
         for &owned in address.as_ref().map_or(&ANY[..], std::slice::from_ref) {
@@ -75,7 +75,7 @@ impl Udp {
         }
     }
 
-    /// Makes the driver give the socket its port's datagrams.
+    /// Makes the driver deliver the port's datagrams to the socket.
     pub(super) fn listen(&self, core: &Core, socket: &Arc<SocketInner>) -> io::Result<()> {
         let (address, port) = table_key(socket);
         core.tables
@@ -83,8 +83,8 @@ impl Udp {
         core.netdev.owner.own_port(Protocol::Udp, address, port)
     }
 
-    /// Asks a manager for the port of a socket that is about to be made, which the caller
-    /// waits for and so holds no lock.
+    /// Requests the port of a socket about to be created from a manager. The caller waits
+    /// for the answer, so it holds no lock.
     pub(super) fn ask_for_port(
         &self,
         core: &Core,
@@ -98,8 +98,7 @@ impl Udp {
         owner.ask_for_port(Protocol::Udp, address, port, Some(holder.as_fd()), patience)
     }
 
-    /// The socket no longer takes datagrams from anyone; another one that
-    /// shares the port takes its place.
+    /// Ends delivery to the socket; another one that shares the port replaces it.
     pub(super) fn unlisten(&self, core: &Core, socket: &Arc<SocketInner>) -> io::Result<()> {
         let (address, port) = table_key(socket);
         core.tables.unlisten(Protocol::Udp, address, port);
@@ -120,8 +119,8 @@ impl Udp {
         }
     }
 
-    /// True where a socket of the stack needs the port at this address, or at all of a family
-    /// where that is unspecified.
+    /// Returns true if a socket of the stack needs the port at this address, or at all of a
+    /// family if that is unspecified.
     fn is_owned_by_another(&self, address: IpAddr, port: u16) -> bool {
         let sockets = self.read();
         sockets.values().any(|other| {
@@ -134,7 +133,7 @@ impl Udp {
         })
     }
 
-    /// The in-memory device's ports.
+    /// Chooses among the in-memory device's ports.
     pub(super) fn bind_without_kernel(
         &self,
         core: &Core,
@@ -170,7 +169,7 @@ impl Udp {
     }
 }
 
-/// How the tables name what a socket is bound to: an address, any of one family
+/// Returns the table key of a socket's binding: an address, any of one family
 /// (unspecified), or any of both (none).
 fn table_key(socket: &SocketInner) -> (Option<IpAddr>, u16) {
     key(socket.ends().bound, socket.families())

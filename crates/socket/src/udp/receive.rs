@@ -1,5 +1,5 @@
-//! Receiving: from the frames of a UDP socket's channels, and what waits outside
-//! them, to the application's closure.
+//! Receiving: from the frames of a UDP socket's channels, and the datagrams outside them,
+//! to the application's closure.
 
 use std::cell::RefCell;
 use std::collections::VecDeque;
@@ -24,7 +24,7 @@ use tidewall_stack::lock::lock;
 use tidewall_stack::receiver::BETWEEN_LOOKS;
 use tidewall_stack::threads::woken_higher;
 
-/// A datagram in a buffer of its own size.
+/// A datagram in a buffer of its size.
 #[derive(Debug)]
 pub(crate) struct Owned {
     payload: Box<[u8]>,
@@ -34,7 +34,7 @@ pub(crate) struct Owned {
     interface: Option<u32>,
     traffic_class: u8,
     hop_limit: u8,
-    /// Queue whose credit it still holds.
+    /// The queue whose credit it still holds.
     pub(super) credit: Option<usize>,
 }
 
@@ -91,26 +91,26 @@ impl Owned {
     }
 }
 
-/// What the protocol made of a frame.
+/// The result of protocol processing of a frame.
 enum Outcome<'a> {
     /// A datagram in the frame.
     Borrowed(Received<'a>),
-    /// A datagram whose last fragment this was.
+    /// A datagram that this frame, its last fragment, completed.
     Owned(Owned),
     /// Nothing for the application: dropped and counted, or kept.
     Nothing,
 }
 
 thread_local! {
-    /// Frames between removal and processing; kept so that a batch allocates
-    /// nothing. A thread that is ending has lost it, and allocates.
+    /// Frames between removal and processing; kept so that a batch allocates nothing. A
+    /// thread that is ending has lost it, and allocates.
     static FRAMES: RefCell<VecDeque<Frame>> = const { RefCell::new(VecDeque::new()) };
-    /// Where a kernel datagram is read.
+    /// The buffer into which a kernel datagram is read.
     static KERNEL: RefCell<Vec<u8>> = const { RefCell::new(Vec::new()) };
 }
 
 impl SocketInner {
-    /// True where what waits in a channel begins with an ICMP error.
+    /// Returns true if a channel's contents begin with an ICMP error.
     pub(super) fn begins_with_error(&self) -> bool {
         let Some(mut waiting) = self.waiting.try_lock() else {
             return false;
@@ -122,8 +122,8 @@ impl SocketInner {
         })
     }
 
-    /// Moves everything that waits in frames into buffers of its own size.
-    /// Leaves a socket alone that is being received from: it is not slow.
+    /// Moves everything that waits in frames into buffers of its size. Skips a socket
+    /// that a thread is receiving from: it is not slow.
     pub(super) fn copy_waiting(&self, core: &Core) {
         let Some(mut waiting) = self.waiting.try_lock() else {
             return;
@@ -144,12 +144,12 @@ impl SocketInner {
             self.give_back(&shared, done, kept);
             core.causes.copied_out(kept as u64);
         }
-        // They may be ours.
+        // They may belong to this socket.
         drop(waiting);
         core.ip.deliver(core, others);
     }
 
-    /// The datagram of a frame in a buffer of its own, which keeps the frame's
+    /// Copies a frame's datagram into a buffer of its own, which keeps the frame's
     /// credit.
     fn copy(
         &self,
@@ -167,7 +167,7 @@ impl SocketInner {
         }
     }
 
-    /// Gives frames back, and their credit but for that of `kept` datagrams.
+    /// Returns frames, and their credit except for that of `kept` datagrams.
     fn give_back(&self, shared: &Shared, done: Done, kept: usize) {
         shared.give_back(self.id(), done);
         if kept > 0 {
@@ -175,8 +175,8 @@ impl SocketInner {
         }
     }
 
-    /// Gives up to `limit` datagrams that wait in user space to `each`. Returns
-    /// how many.
+    /// Passes up to `limit` datagrams that wait in user space to `each`. Returns how
+    /// many.
     pub(super) fn drain(
         &self,
         core: &Core,
@@ -202,7 +202,7 @@ impl SocketInner {
                         Err(_) => return given,
                     }
                     if woken() != before {
-                        // Another socket need not wait for the rest of a batch, nor a thread
+                        // Another socket must not wait for the rest of a batch, nor a thread
                         // of higher priority.
                         return given;
                     }
@@ -240,7 +240,7 @@ impl SocketInner {
         count
     }
 
-    /// What was received is the next to be received again.
+    /// Puts a received datagram back as the next to be received.
     pub(super) fn put_back(&self, datagram: Owned) {
         lock(&self.waiting).outside.push_front(datagram);
         self.peeked.store(true, Ordering::Relaxed);
@@ -248,7 +248,7 @@ impl SocketInner {
         self.pass_wakeup();
     }
 
-    /// Returns frames taken and datagrams delivered.
+    /// Returns frames removed and datagrams delivered.
     fn drain_channel(
         &self,
         core: &Core,
@@ -256,7 +256,8 @@ impl SocketInner {
         limit: usize,
         each: &mut dyn FnMut(Received<'_>),
     ) -> (usize, usize) {
-        // `each` may call us again, so the scratch space is taken, not borrowed.
+        // `each` may call this socket again, so the scratch space is moved out, not
+        // borrowed.
         let mut frames = FRAMES.try_with(RefCell::take).unwrap_or_default();
         {
             let mut waiting = lock(&self.waiting);
@@ -289,9 +290,9 @@ impl SocketInner {
         (taken, batch.delivered)
     }
 
-    /// Runs the protocol on one frame of our channel; `joined`: room for one in several
-    /// pieces. Datagrams that become whole by the way, perhaps another socket's, are added
-    /// to `others`.
+    /// Runs the protocol on one frame of this socket's channel; `joined` is room for one
+    /// in several pieces. Datagrams that it completes, perhaps for another socket, are
+    /// added to `others`.
     #[inline]
     fn process<'a>(
         &self,
@@ -352,7 +353,7 @@ impl SocketInner {
         }
     }
 
-    /// A reassembled datagram; counted when it is refused.
+    /// Delivers a reassembled datagram; counts it if it is rejected.
     pub(super) fn reassembled(&self, core: &Core, datagram: &Reassembled) -> Option<Owned> {
         match udp::input(&datagram.bytes, datagram.transport, &core.ip.input_options) {
             Ok(found) => Some(Owned::new(&datagram.bytes, &found, None)),
@@ -363,7 +364,7 @@ impl SocketInner {
         }
     }
 
-    /// Gives up to `limit` datagrams that wait in the kernel to `each`.
+    /// Passes up to `limit` datagrams that wait in the kernel to `each`.
     pub(super) fn drain_kernel(
         &self,
         limit: usize,
@@ -413,20 +414,20 @@ impl SocketInner {
     }
 }
 
-/// Frames taken out of a channel for the application's closure. Whatever that
-/// does, all of them go back, and their credit: a closure that panics has seen
-/// its datagram, and those behind it wait in buffers of their own.
+/// Frames removed from a channel for the application's closure. Whatever the closure
+/// does, all of them and their credit are returned. If the closure panics, it has seen
+/// its datagram, and those after it wait in buffers of their own.
 struct Batch<'a> {
     socket: &'a SocketInner,
     core: &'a Core,
     queue: usize,
     shared: &'a Shared,
-    /// Those that are not done with, the one that is being read first.
+    /// Unfinished frames; the first is being read.
     frames: VecDeque<Frame>,
     /// Buffer in which a packet in several pieces is joined.
     joined: Vec<u8>,
     done: Done,
-    /// Datagrams that are completed by the way, perhaps another socket's.
+    /// Datagrams that are completed meanwhile, perhaps for another socket.
     others: Vec<Reassembled>,
     delivered: usize,
 }
@@ -451,14 +452,14 @@ impl Batch<'_> {
         }
     }
 
-    /// Is done with the frame that is being read.
+    /// Finishes the frame that is being read.
     fn end_frame(&mut self) {
         if let Some(frame) = self.frames.pop_front() {
             self.done.add(self.shared, frame);
         }
     }
 
-    /// Moves what `each` has not seen to where it comes next.
+    /// Moves what `each` has not seen to the next place to receive from.
     fn keep_rest(&mut self) -> usize {
         self.end_frame();
         let mut rest = Vec::with_capacity(self.frames.len());
@@ -500,7 +501,7 @@ impl Drop for Batch<'_> {
     }
 }
 
-/// The unspecified address of a family.
+/// Returns the unspecified address of a family.
 fn unspecified(v6: bool) -> IpAddr {
     match v6 {
         true => Ipv6Addr::UNSPECIFIED.into(),

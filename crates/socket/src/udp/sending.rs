@@ -1,4 +1,4 @@
-//! Sending: in a frame of our own, or through the kernel's socket.
+//! Sending: in a frame of the stack, or through the kernel socket.
 
 use std::io::{self, IoSlice};
 use std::net::{IpAddr, Shutdown, SocketAddr};
@@ -22,9 +22,9 @@ impl UdpSocket {
     /// Sends to an address.
     ///
     /// # Errors
-    /// EMSGSIZE over 65,507 bytes; ENETUNREACH, EHOSTUNREACH, EACCES as the
-    /// kernel's routes say; EAGAIN when nonblocking and no frame is free; an
-    /// error that ICMP reported about an earlier datagram of a connected socket.
+    /// EMSGSIZE over 65,507 bytes; ENETUNREACH, EHOSTUNREACH, EACCES by the kernel's
+    /// routes; EAGAIN when nonblocking and no frame is free; an ICMP error about an
+    /// earlier datagram of a connected socket.
     pub fn send_to(&self, payload: &[u8], destination: SocketAddr) -> io::Result<usize> {
         self.take_pending()?;
         let sent = self.send_one(payload, None, destination, true)?;
@@ -32,15 +32,15 @@ impl UdpSocket {
         Ok(sent)
     }
 
-    /// Sends to an address from a given one of this host, as Linux does with
-    /// IP_PKTINFO and IPV6_PKTINFO: also from another than the one that the
-    /// socket is bound to. From the unspecified address is as
-    /// [`UdpSocket::send_to`]. The port is the socket's.
+    /// Sends to an address from a given one of this host, as Linux does with IP_PKTINFO
+    /// and IPV6_PKTINFO; it may differ from the address to which the socket is bound.
+    /// With the unspecified address it is the same as [`UdpSocket::send_to`]. The port is
+    /// the socket's.
     ///
     /// # Errors
-    /// As Linux: EINVAL for a source that is a group's, of another family than
-    /// the destination or, over IPv6, not this host's; of IPv4 that is
-    /// ENETUNREACH (EINVAL where the kernel is older); as [`UdpSocket::send_to`].
+    /// As Linux: EINVAL for a source that is a group's or of another family than the
+    /// destination. For a source that is not local: over IPv6 EINVAL, over IPv4
+    /// ENETUNREACH (EINVAL on an older kernel). Those of [`UdpSocket::send_to`].
     pub fn send_from(
         &self,
         payload: &[u8],
@@ -68,11 +68,11 @@ impl UdpSocket {
         Ok(sent)
     }
 
-    /// Sends by the kernel's socket that holds the port, with flags of sendmsg(2): MSG_MORE has it
-    /// keep the bytes for a datagram that a later call completes.
+    /// Sends by the kernel socket that holds the port, with flags of sendmsg(2). With MSG_MORE
+    /// the kernel keeps the bytes for a datagram that a later call completes.
     ///
     /// # Errors
-    /// EOPNOTSUPP for a stack without a kernel (in memory); what the kernel reports.
+    /// EOPNOTSUPP for a stack without a kernel (in memory); the kernel's errors.
     pub fn send_by_kernel(
         &self,
         buffers: &[IoSlice<'_>],
@@ -83,7 +83,7 @@ impl UdpSocket {
         let Some(reservation) = &self.inner.reservation else {
             return Err(io::Error::from_raw_os_error(libc::EOPNOTSUPP));
         };
-        // One that was adopted may be blocking for those who share it.
+        // An adopted socket may be blocking for others that share it.
         let flags = flags | libc::MSG_DONTWAIT;
         reservation.send(buffers, destination, flags)
     }
@@ -121,10 +121,10 @@ impl UdpSocket {
             .map(drop)
     }
 
-    /// Sends what was queued.
+    /// Sends the queued datagrams.
     ///
     /// # Errors
-    /// ENETDOWN and what else the device reports.
+    /// ENETDOWN and other device errors.
     pub fn flush(&self) -> io::Result<()> {
         let core = self.stack.here()?;
         match self.transmit_queue() {
@@ -133,11 +133,11 @@ impl UdpSocket {
         }
     }
 
-    /// Sends a batch with one system call; stops at the first datagram that
-    /// cannot be sent. Returns how many were.
+    /// Sends a batch with one system call; stops at the first datagram that cannot be
+    /// sent. Returns how many were sent.
     ///
     /// # Errors
-    /// The first datagram's error, when it was the first.
+    /// The error of the first datagram, if that one failed.
     pub fn send_batch<'a>(
         &self,
         batch: impl IntoIterator<Item = (&'a [u8], SocketAddr)>,
@@ -156,12 +156,12 @@ impl UdpSocket {
     }
 
     pub(super) fn transmit_queue(&self) -> Option<(usize, &QueueHandle)> {
-        // Answers leave by the queue their questions came in on.
+        // Replies leave by the queue on which their requests arrived.
         let queue = self.inner.last_queue.load(Ordering::Relaxed);
         self.stack.core().receiver.sending_queue(queue)
     }
 
-    /// `named`: the source that the application gives, if any.
+    /// `named`: the source that the application states, if any.
     fn send_one(
         &self,
         payload: &[u8],
@@ -232,7 +232,7 @@ impl UdpSocket {
                     Err(error) if error.raw_os_error() == Some(libc::ENOBUFS) => {
                         drop(transmitter);
                         if self.nonblocking.load(Ordering::Relaxed) {
-                            // Nobody says when a frame comes back, which is soon:
+                            // No event reports when a frame is returned, which is soon:
                             // an edge-triggered caller may try again.
                             self.inner.note_sent();
                             return Err(io::ErrorKind::WouldBlock.into());
@@ -262,7 +262,7 @@ impl UdpSocket {
                     wire
                 };
                 if let Some(named) = named {
-                    // Only an address of a link needs to say which.
+                    // Only a link-local address needs its link.
                     let interface = match named {
                         IpAddr::V6(v6) if v6.is_unicast_link_local() && scope(destination) == 0 => {
                             lock(&core.ip.routes).interface()
@@ -274,7 +274,7 @@ impl UdpSocket {
                 let connected = ends.peer.is_some_and(|peer| canonical(peer) == wire);
                 reservation.send_to(payload, destination, connected)
             }
-            // As the kernel says of such a source.
+            // As the kernel reports for such a source.
             None if named.is_some_and(|named| {
                 (named.is_ipv6() || stays_with_kernel(named))
                     && !lock(&core.ip.routes).is_own(named)
@@ -282,7 +282,7 @@ impl UdpSocket {
             {
                 errno(libc::EINVAL)
             }
-            // Nobody there who could cut it into fragments.
+            // No kernel could fragment it.
             None if matches!(route, Route::Link { .. }) => errno(libc::EMSGSIZE),
             None => errno(libc::ENETUNREACH),
         }

@@ -1,4 +1,4 @@
-//! The thread whose priority the helper has.
+//! The thread whose priority the helper follows.
 
 use std::sync::{Arc, Weak};
 use std::time::Duration;
@@ -7,7 +7,7 @@ use rustix::process::{Pid, getpid};
 use tidewall_sys::monotonic;
 use tidewall_sys::priority::{Scheduling, this_thread};
 
-/// How often the owner's priority is asked for, at most.
+/// Least interval between queries of the owner's priority.
 const ASK_EVERY: Duration = Duration::from_millis(100);
 
 thread_local! {
@@ -15,19 +15,20 @@ thread_local! {
     static LIFE: Arc<()> = Arc::new(());
 }
 
-/// The thread that started the helper, and once that has ended the first one of the process.
+/// The thread that started the helper; once that has ended, the first thread of the process.
 #[derive(Debug)]
 pub(super) struct Owner {
     thread: Option<Pid>,
     life: Weak<()>,
     first: Pid,
-    /// When it was last asked for its priority, and what that was.
+    /// Time of the last query of its priority, and the result.
     asked: Duration,
     known: Option<Scheduling>,
 }
 
 impl Owner {
-    /// The calling thread, whose priority the thread inherits that it starts.
+    /// Returns the calling thread as the owner; a thread that it starts inherits its
+    /// priority.
     pub(super) fn of_this_thread() -> Self {
         let life = LIFE.try_with(Arc::downgrade).unwrap_or_default();
         Owner {
@@ -39,8 +40,8 @@ impl Owner {
         }
     }
 
-    /// Gives the calling thread the owner's class and nice value, where those have changed. A
-    /// failure is returned once for each change, as what is to be warned of.
+    /// Sets the calling thread to the owner's class and nice value, if they have changed. A
+    /// failure is returned once per change, for a warning.
     pub(super) fn follow(&mut self) -> Option<String> {
         let now = monotonic();
         if now.saturating_sub(self.asked) < ASK_EVERY {

@@ -19,7 +19,7 @@ fn stack() -> StackHandle {
     StackHandle::in_memory(end, config, |_| Ok(Vec::new())).unwrap()
 }
 
-/// A thread that sleeps for a millisecond at a time, as a server between requests.
+/// A thread that sleeps for a millisecond at a time, like a server between requests.
 #[test]
 fn a_thread_that_comes_and_goes_does_not_wake_it_each_time() {
     const SLEEPS: u32 = 300;
@@ -41,7 +41,7 @@ fn a_thread_that_comes_and_goes_does_not_wake_it_each_time() {
     assert!(woken <= absences, "{woken} times, {absences} absences");
 }
 
-/// One that leaves rarely wakes it, and it sleeps again.
+/// A thread that leaves rarely wakes it, and it sleeps again.
 #[test]
 fn a_thread_that_leaves_after_a_pause_wakes_it() {
     let stack = stack();

@@ -54,16 +54,16 @@ impl Helper {
                 self.idle(&core, &mut descriptors)
             };
             let core_again = Arc::downgrade(&core);
-            // Nobody may find the stack alive because we sleep.
+            // A sleeping helper must not keep the stack alive.
             drop(core);
-            // A signal that interrupts it is a reason to look, too.
+            // A signal that interrupts it is a reason to check, too.
             let _ = tidewall_sys::poll_readable(&descriptors, timeout, None, &mut fired);
             self.asleep.store(false, Ordering::SeqCst);
             if fired.first() == Some(&0) {
                 self.wake_fd.clear();
             }
             if quiet >= QUIET_TICKS && !fired.is_empty() {
-                // Something begins: the application has a tick to see to it.
+                // New work: the application has a tick to do it.
                 quiet = 0;
                 seen = self.calls.load(Ordering::Relaxed);
                 continue;
@@ -75,7 +75,7 @@ impl Helper {
             let leaves = self.leaves.load(Ordering::Relaxed);
             let left_since = leaves.wrapping_sub(std::mem::replace(&mut left, leaves));
             if core.receiver.leadership.is_taken() && !self.something_waits(&core) {
-                // A thread that sleeps in the stack does.
+                // A thread that sleeps in the stack does the work.
                 quiet = if left_since < BUSY_LEAVES {
                     QUIET_TICKS
                 } else {
@@ -90,11 +90,11 @@ impl Helper {
         }
     }
 
-    /// What to sleep on while nothing happens, and for how long.
+    /// Returns what to sleep on while idle, and for how long.
     fn idle(&self, core: &Core, descriptors: &mut Vec<i32>) -> Option<Duration> {
         if core.receiver.leadership.is_taken() {
-            // The leader does everything, and says so
-            // when it leaves. But it does not know of timers that others arm.
+            // The leader does all work, and wakes the helper when it leaves. But it does
+            // not know of timers that others arm.
             let next = core.next_timer(core.now());
             return next.map(|next| next + TICK);
         }
@@ -102,7 +102,7 @@ impl Helper {
             for queue in &core.receiver.queues {
                 descriptors.extend(queue.poller.lock().descriptors());
             }
-            // So that the device says when something comes: armed with the last.
+            // The last round arms the device, so that it interrupts for the next frame.
             for _ in 0..ROUNDS_TO_ARM {
                 if core
                     .receiver
@@ -120,7 +120,7 @@ impl Helper {
         Some(next.map_or(LONGEST, |next| next.clamp(TICK, LONGEST)))
     }
 
-    /// True when something waits that no thread in the stack may see to.
+    /// Returns true when there is work that no thread in the stack may do.
     fn something_waits(&self, core: &Core) -> bool {
         let contexts = lock(&self.contexts);
         core.output.is_due()
@@ -132,17 +132,17 @@ impl Helper {
                 .any(|context| !context.has_thread_inside() && context.has_unprocessed_frames())
     }
 
-    /// As the thread when it wakes. True if there was anything to do.
+    /// Does what the thread does when it wakes. Returns true if there was any work.
     pub fn attend_now(&self, core: &Core) -> bool {
         if core.receiver.leadership.is_taken() && !self.something_waits(core) {
-            // Who sleeps in the stack sees to it.
+            // A thread that sleeps in the stack does it.
             return false;
         }
         let waited = self.something_waits(core);
         self.see_to(core) || waited
     }
 
-    /// Does what is due. True if there was anything.
+    /// Does the work that is due. Returns true if there was any.
     fn see_to(&self, core: &Core) -> bool {
         let asleep_in_stack = core.receiver.leadership.is_taken();
         let frames = if asleep_in_stack {

@@ -66,8 +66,8 @@ const LOADED_FRAMES: u32 = 32 * BURST;
 const MANY: usize = POLL_MAX as usize / 2;
 /// [`QueueHandle::interrupt_interval`] of a queue whose poller may not sleep.
 const DO_NOT_SLEEP: u64 = u64::MAX;
-/// Most datagrams that the application is given before it is first looked whether a poll
-/// is due, where one will be.
+/// Datagrams that the application receives before the first check whether a poll is due,
+/// if one will be.
 pub const BETWEEN_LOOKS: usize = 4;
 /// How long a poller waits that receive control forbids to take anything.
 const STOPPED_SLEEP: Duration = Duration::from_micros(100);
@@ -173,12 +173,12 @@ pub struct Receiver {
     /// Queues that send: the first so many.
     transmit_queues: usize,
     pub architecture: Architecture,
-    /// Of each queue, where a host architecture has threads.
+    /// Per queue, for a host architecture with threads.
     pub host: OnceLock<Vec<Arc<HostCounters>>>,
     pub leadership: Leadership,
     pub deferral: Deferral,
     spin: Spin,
-    /// Where it is not said how long a wait polls.
+    /// Set if the configuration does not state how long a wait polls.
     spin_trial: Option<SpinTrial>,
     wake_up: WakeUp,
     others: Mutex<OthersFrames, rank::Leaf>,
@@ -256,7 +256,7 @@ struct Looks {
     found: AtomicU32,
     /// That came sooner than a wake-up takes after the one before, in a row.
     close: AtomicU32,
-    /// When the last one was, ns since the start.
+    /// Time of the last one, ns since the start.
     last: AtomicU64,
 }
 
@@ -362,12 +362,12 @@ impl Receiver {
         }
     }
 
-    /// What falling asleep and being woken takes.
+    /// Returns the time that it takes to fall asleep and be woken.
     pub fn wake_up_time(&self) -> Duration {
         self.wake_up.time()
     }
 
-    /// How long a wait may poll before it sleeps, at least.
+    /// Returns how long a wait may poll before it sleeps, at least.
     pub fn spin_time(&self) -> Duration {
         self.spin.most
     }

@@ -11,7 +11,7 @@ use crate::core::Core;
 use crate::lock::{MutexGuard, rank};
 use tidewall_receive::poller::{Round, WAITED};
 
-/// What a round over all queues did.
+/// The result of a round over all queues.
 #[derive(Clone, Copy, Debug)]
 pub struct Progress {
     pub frames: usize,
@@ -22,7 +22,7 @@ pub struct Progress {
     /// A class was not polled because one above is active, or the reserved queue because
     /// the flood goes on.
     pub held: bool,
-    /// When it ended: the stack's time.
+    /// The stack's time when it ended.
     pub ended: Duration,
 }
 
@@ -102,8 +102,8 @@ impl Receiver {
         })
     }
 
-    /// When the first queue is due to be polled, ns since the start; [`DELIVER_FIRST`] or
-    /// [`NEVER`] if none.
+    /// Returns the time at which the first queue is due to be polled, ns since the start;
+    /// [`DELIVER_FIRST`] or [`NEVER`] if none.
     fn due(&self) -> u64 {
         let due = |queue: &QueueHandle| queue.due.load(Ordering::Relaxed);
         self.queues.iter().map(due).min().unwrap_or(NEVER)
@@ -134,7 +134,7 @@ impl Receiver {
     /// it delivers.
     ///
     /// # Errors
-    /// What the device reports.
+    /// The device's errors.
     #[inline]
     pub fn poll_if_due(&self, core: &Core) -> io::Result<()> {
         self.poll_between(core, 0).map(drop)

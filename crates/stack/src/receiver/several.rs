@@ -12,7 +12,7 @@ const DOWN: Duration = Duration::from_millis(100);
 /// How a thread waits for several devices.
 #[derive(Clone, Copy)]
 pub struct Wait<'a> {
-    /// How long it sleeps; `None`: until something comes.
+    /// Longest sleep; `None`: until frames arrive.
     pub most: Option<Duration>,
     /// Whether it polls before it sleeps.
     pub spin: Option<&'a Spin>,

@@ -1,4 +1,4 @@
-//! What it costs to fall asleep and to be woken, on this machine.
+//! Measures the cost of falling asleep and being woken, on this machine.
 
 use std::num::NonZeroU64;
 use std::sync::Arc;
@@ -19,7 +19,7 @@ const MOST: Duration = Duration::from_micros(200);
 /// How often two threads wake each other, for the processor time of it.
 const TURNS: u32 = 32;
 
-/// What a sleep takes.
+/// The cost of a sleep.
 #[derive(Clone, Copy, Debug)]
 pub struct WakeUp {
     late: Duration,

@@ -12,8 +12,8 @@ pub struct SwitchSnapshot {
     pub address: String,
     /// Connections, those that linger after their end included.
     pub connections: u64,
-    /// Of these, those that the sums and maxima below are of: the switch looks at no
-    /// more than it can while segments wait.
+    /// Of these, those that the sums and maxima below cover: the switch examines no more
+    /// than it can while segments wait.
     pub examined: u64,
     /// Frames that the ring of a connection and direction has room for.
     pub ring: u64,
@@ -29,7 +29,7 @@ pub struct SwitchSnapshot {
     pub unacknowledged_out: u64,
     /// What happened, by name; only those that are not zero.
     pub counters: BTreeMap<String, u64>,
-    /// One entry a member.
+    /// One entry per member.
     pub members: Vec<SwitchMember>,
 }
 
@@ -53,9 +53,9 @@ pub struct SwitchMember {
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[non_exhaustive]
 pub struct CellSwitchSnapshot {
-    /// One entry a port.
+    /// One entry per port.
     pub ports: Vec<CellSwitchPort>,
-    /// Entries of the table, one a direction.
+    /// Entries of the table, one per direction.
     pub circuits: u64,
     /// The table: what is permanent, and what calls have entered.
     #[serde(default)]

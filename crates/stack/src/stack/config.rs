@@ -1,4 +1,4 @@
-//! How to start an embedded stack.
+//! Configuration of an embedded stack.
 
 use std::io;
 use std::time::Duration;
@@ -16,8 +16,8 @@ use crate::receiver::TrafficClass;
 /// Least [`EmbeddedConfig::frames`].
 const FRAMES_MIN: u32 = 4096;
 
-/// How to start an embedded stack: one process that owns an interface's queues
-/// and everything above them.
+/// Configuration of an embedded stack: one process that owns an interface's queues and
+/// everything above them.
 ///
 /// Nothing but the interface has to be said. Each other parameter has a setter, whose
 /// text says what it is, its range and what it is otherwise, why one would set it, and

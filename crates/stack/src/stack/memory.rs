@@ -6,7 +6,7 @@ use tidewall_protocol::tcp::Sysctl;
 use super::*;
 use crate::clock::VirtualTime;
 
-/// How to start a stack on the in-memory device.
+/// Configuration of a stack on the in-memory device.
 #[derive(Clone, Debug)]
 pub struct MemoryConfig {
     /// Addresses of this end.

@@ -403,16 +403,16 @@ impl StackHandle {
         Helper::start(self.here()?)
     }
 
-    /// Has the stack look at once, and often from now on, whether another process accepts by a
-    /// listener that was adopted: one has just been forked off. Async-signal-safe.
+    /// Makes the stack check at once, and often from now on, whether another process accepts
+    /// by an adopted listener: one has just been forked. Async-signal-safe.
     pub fn note_fork(&self) {
         if let Ok(core) = self.here() {
             core.netdev.link.wake.signal();
         }
     }
 
-    /// A count that each call of a thread of the application changes which accepts, reads,
-    /// writes or waits; 0 in a forked child.
+    /// Returns a count that each call of an application thread changes if it accepts,
+    /// reads, writes or waits; 0 in a forked child.
     pub fn calls(&self) -> u32 {
         self.here().map_or(0, |core| core.helper.calls())
     }
@@ -459,7 +459,7 @@ pub struct Start<'a> {
     pub output: &'a Arc<Output>,
     /// The thread that sees to sockets while the application is elsewhere.
     pub helper: &'a Arc<Helper>,
-    /// The kernel's parameters of TCP.
+    /// Returns TCP's kernel parameters.
     pub sysctl: Sysctl,
     /// Bytes that data of TCP connections may take; `None`: a part of the machine's memory.
     pub tcp_memory: Option<u64>,
@@ -473,7 +473,7 @@ pub struct Start<'a> {
 /// them in the reverse order, and so they end.
 pub type Protocols = fn(Start<'_>) -> io::Result<Vec<Arc<dyn Protocol>>>;
 
-/// What each kind of stack brings.
+/// The parts in which kinds of stack differ.
 struct Parts {
     queues: Vec<Queue>,
     tables: Arc<ApplicationTables>,

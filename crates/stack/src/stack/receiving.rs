@@ -15,8 +15,8 @@ use crate::receiver::TrafficClass;
 /// (RHIP lost 15,000 frames/s so).
 const OWN_BUDGET: u32 = crate::channels::DEFAULT_RECEIVE_LIMIT / 2;
 
-/// What decides Bp (frames a round) and T (least time between two interrupts) of a stack
-/// (Chang & Muppala, 2007).
+/// The policy that decides Bp (frames per round) and T (least time between two
+/// interrupts) of a stack (Chang & Muppala, 2007).
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct ReceiveControl {
     /// As [`EmbeddedConfig::policy`](crate::stack::EmbeddedConfig::policy).

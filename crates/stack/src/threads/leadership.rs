@@ -23,7 +23,7 @@ use std::sync::atomic::{AtomicU32, AtomicUsize, Ordering};
 use super::{Sleepers, ThreadList, Waker};
 use crate::lock::{Mutex, lock, rank};
 
-/// Who leads: at most one sleeper at a time.
+/// The leader: at most one sleeper at a time.
 #[derive(Default)]
 pub struct Leadership {
     /// The address of `leader`, with whose lock it is changed; 0: none.

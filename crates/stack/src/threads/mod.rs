@@ -33,7 +33,7 @@ pub trait Waitable {
     /// A thread is about to sleep on it: from now on it is woken.
     fn enter(&self, waker: &Arc<Waker>);
 
-    /// A thread that slept on it does so no more.
+    /// Called when a thread that slept on it no longer does.
     fn leave(&self, waker: &Arc<Waker>);
 
     /// Returns true when there is something to look at; the sleeper then returns.

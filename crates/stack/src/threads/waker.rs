@@ -1,4 +1,4 @@
-//! What wakes one thread.
+//! The means to wake one thread.
 
 use std::cell::{Cell, RefCell};
 use std::io;
@@ -10,7 +10,7 @@ use tidewall_device::forked::Unshared;
 use tidewall_sys::WakeFd;
 use tidewall_sys::priority::{Priority, Scheduling, yield_processor};
 
-/// How often a thread asks for its own priority, at most.
+/// Least interval between a thread's queries of its own priority.
 const ASK_EVERY: Duration = Duration::from_millis(100);
 
 /// Wakes a sleeping thread, which polls its descriptor.
@@ -110,8 +110,8 @@ fn own_priority() -> Priority {
     priority
 }
 
-/// How many threads of a higher priority than its own the calling thread has woken, modulo
-/// 2^32.
+/// Returns how many threads of a higher priority than its own the calling thread has
+/// woken, modulo 2^32.
 pub fn woken_higher() -> u32 {
     WOKEN_HIGHER.get()
 }
@@ -126,9 +126,9 @@ pub fn yield_to_higher(before: u32) -> bool {
     has_woken
 }
 
-/// Has the calling thread's sleep in a stack, or its next one, end with EINTR, as a signal
-/// does that arrives while it sleeps. For a handler that found its thread inside the stack,
-/// about to sleep, and has left something to do until it is out. Async-signal-safe.
+/// Ends the calling thread's sleep in a stack, or its next one, with EINTR, as a signal
+/// does that arrives while it sleeps. It serves a handler that found its thread inside the
+/// stack, about to sleep, and has left work until the thread is out. Async-signal-safe.
 pub fn interrupt_sleep() {
     let _ = INTERRUPTED.try_with(|interrupted| interrupted.set(true));
     if HAS_WAKER.try_with(Cell::get).unwrap_or(false) {
@@ -154,7 +154,7 @@ pub fn take_interruption() -> bool {
     INTERRUPTED.try_with(Cell::take).unwrap_or(false) || another == Some(true)
 }
 
-/// What ends the sleeps of one thread, for others.
+/// Ends the sleeps of one thread on behalf of others.
 #[derive(Debug)]
 pub struct Interrupter(Arc<Waker>);
 
@@ -167,7 +167,7 @@ impl Interrupter {
         thread_waker().map(Interrupter)
     }
 
-    /// Has its sleep in a stack, or its next one, end with EINTR.
+    /// Ends its sleep in a stack, or its next one, with EINTR.
     pub fn interrupt(&self) {
         self.0.interrupted.store(true, Ordering::Release);
         self.0.event.signal();

@@ -1,4 +1,4 @@
-//! Messages: one, several, and what they hand over.
+//! Messages: one, several, and the descriptors that they carry.
 
 use std::ffi::{c_int, c_long, c_uint};
 use std::slice;
@@ -26,13 +26,13 @@ pub(in crate::raw) unsafe extern "C-unwind" fn recvmsg(
     flags: c_int,
 ) -> ssize_t {
     match attended(fd) {
-        // SAFETY: the caller's.
+        // SAFETY: guaranteed by the caller.
         Some(posix) => answer(unsafe { receive_message(posix, fd, message, flags) }),
-        // SAFETY: the caller's.
+        // SAFETY: guaranteed by the caller.
         None if is_inside() => unsafe {
             stacks_own(libc::SYS_recvmsg, fd, message.expose_provenance(), flags)
         },
-        // SAFETY: the caller's.
+        // SAFETY: guaranteed by the caller.
         None => unsafe {
             let received = originals::recvmsg(fd, message, flags);
             if received >= 0 && (*message).msg_controllen > 0 {
@@ -43,52 +43,53 @@ pub(in crate::raw) unsafe extern "C-unwind" fn recvmsg(
     }
 }
 
-/// A message of the stack's: the C library's function is a point of cancellation, at which
-/// nobody may leave.
+/// Makes a message call of the stack by a raw system call: the C library's function is a
+/// cancellation point, at which no thread may leave.
 ///
 /// # Safety
-/// As the call has it.
+/// The arguments are as the call requires.
 unsafe fn stacks_own(call: c_long, fd: c_int, message: usize, flags: c_int) -> ssize_t {
     let (fd, flags) = (fd as usize, flags as usize);
-    // SAFETY: the caller's.
+    // SAFETY: guaranteed by the caller.
     unsafe { originals::syscall(call, fd, message, flags, 0, 0, 0) as ssize_t }
 }
 
-/// Sockets that another process has handed over (SCM_RIGHTS).
+/// Registers sockets that another process has passed (SCM_RIGHTS).
 ///
 /// # Safety
-/// As recvmsg(2) leaves it.
+/// The message is as recvmsg(2) leaves it.
 unsafe fn look_for_sockets(message: *const msghdr) {
     if !may_promote() || is_inside() {
         return;
     }
-    // SAFETY: the caller's.
+    // SAFETY: guaranteed by the caller.
     unsafe { each_handed_over(message, &mut |fd| inherited(fd)) };
 }
 
-/// Whether a message hands over a connection of the stack's, which another process would have
-/// nothing of: it does not leave.
+/// Reports whether a message passes on a connection of the stack. Another process could not
+/// use it, so the message is not sent.
 ///
 /// # Safety
-/// As sendmsg(2) has it.
+/// The arguments are as sendmsg(2) requires.
 unsafe fn hands_connection_over(message: *const msghdr) -> bool {
-    // SAFETY: the caller's.
+    // SAFETY: guaranteed by the caller.
     let has_control = unsafe { message.as_ref() }.is_some_and(|it| it.msg_controllen > 0);
     if !has_control || is_inside() || !may_promote() {
         return false;
     }
     let mut found = false;
-    // SAFETY: the caller's.
+    // SAFETY: guaranteed by the caller.
     unsafe { each_handed_over(message, &mut |fd| found |= watch::sends(fd)) };
     found
 }
 
-/// Calls `each` with the numbers that a message hands over (SCM_RIGHTS).
+/// Calls `each` with the descriptors that a message carries (SCM_RIGHTS).
 ///
 /// # Safety
-/// As of sendmsg(2), or as recvmsg(2) leaves it.
+/// The message is as for sendmsg(2), or as recvmsg(2) leaves it.
 unsafe fn each_handed_over(message: *const msghdr, each: &mut dyn FnMut(c_int)) {
-    // SAFETY: the caller's: headers and their data are inside the message's memory.
+    // SAFETY: guaranteed by the caller: headers and their data are inside the message's
+    // memory.
     unsafe {
         let mut header = libc::CMSG_FIRSTHDR(message);
         while let Some(found) = header.as_ref() {
@@ -105,18 +106,18 @@ unsafe fn each_handed_over(message: *const msghdr, each: &mut dyn FnMut(c_int)) 
 }
 
 /// # Safety
-/// As recvmsg(2) has it.
+/// The arguments are as recvmsg(2) requires.
 unsafe fn receive_message(
     posix: &Posix,
     fd: c_int,
     message: *mut msghdr,
     flags: c_int,
 ) -> Result<usize> {
-    // SAFETY: the caller's.
+    // SAFETY: guaranteed by the caller.
     let header = unsafe { message.as_mut() }.ok_or(Errno(libc::EFAULT))?;
     check_name(header)?;
     let mut kept = Vec::new();
-    // SAFETY: the caller's.
+    // SAFETY: guaranteed by the caller.
     let places = unsafe { places(header.msg_iov, header.msg_iovlen, &mut kept) };
     let received = receive(posix, fd, of_message(places, header.msg_iovlen), flags)?;
     let (name, mut length) = (header.msg_name, header.msg_namelen);
@@ -126,7 +127,7 @@ unsafe fn receive_message(
     if let Some(from) = received.from
         && !name.is_null()
     {
-        // SAFETY: the caller's.
+        // SAFETY: guaranteed by the caller.
         unsafe { put_address(from, name.cast(), &raw mut length) }?;
         header.msg_namelen = length;
     }
@@ -140,7 +141,7 @@ pub(in crate::raw) unsafe extern "C-unwind" fn sendmsg(
     flags: c_int,
 ) -> ssize_t {
     let Some(posix) = sending(fd) else {
-        // SAFETY: the caller's.
+        // SAFETY: guaranteed by the caller.
         return unsafe {
             match is_inside() {
                 true => stacks_own(libc::SYS_sendmsg, fd, message.expose_provenance(), flags),
@@ -151,19 +152,19 @@ pub(in crate::raw) unsafe extern "C-unwind" fn sendmsg(
             }
         };
     };
-    // SAFETY: the caller's.
+    // SAFETY: guaranteed by the caller.
     let Some(header) = (unsafe { message.as_ref() }) else {
         return answer::<usize>(Err(Errno(libc::EFAULT)));
     };
     let mut kept = Vec::new();
-    // SAFETY: the caller's.
+    // SAFETY: guaranteed by the caller.
     let pieces = unsafe { pieces(header.msg_iov, header.msg_iovlen, &mut kept) };
     let pieces = of_message(pieces, header.msg_iovlen);
     let name = match header.msg_namelen {
         0 => std::ptr::null(),
         _ => header.msg_name.cast_const(),
     };
-    // SAFETY: the caller's.
+    // SAFETY: guaranteed by the caller.
     let to = match unsafe { destination(posix, fd, name.cast(), header.msg_namelen) } {
         Ok(to) => to,
         Err(error) => return answer::<usize>(Err(error)),
@@ -184,14 +185,14 @@ pub(in crate::raw) unsafe extern "C-unwind" fn sendmsg(
                 })
             }))
         }
-        // The socket that holds the port has what the stack has not.
+        // The kernel socket that holds the port supports what the stack lacks.
         _ => {
             let nonblocking = inside(|| posix.descriptors().is_nonblocking(fd));
             let flags = match nonblocking.unwrap_or(false) {
                 true => flags | libc::MSG_DONTWAIT,
                 false => flags,
             };
-            // SAFETY: the caller's.
+            // SAFETY: guaranteed by the caller.
             unsafe { originals::sendmsg(fd, message, flags) }
         }
     }
@@ -217,16 +218,16 @@ pub(in crate::raw) unsafe extern "C-unwind" fn recvmmsg(
     timeout: *mut timespec,
 ) -> c_int {
     let Some(posix) = attended(fd) else {
-        // SAFETY: the caller's.
+        // SAFETY: guaranteed by the caller.
         return unsafe { originals::recvmmsg(fd, messages, count, flags, timeout) };
     };
-    // SAFETY: the caller's.
+    // SAFETY: guaranteed by the caller.
     let messages = match unsafe { several(messages, count) } {
         Ok(messages) => messages,
         Err(error) => return answer::<usize>(Err(error)) as c_int,
     };
     let begun = Instant::now();
-    // SAFETY: the caller's.
+    // SAFETY: guaranteed by the caller.
     let limit = match unsafe { limit(timeout) } {
         Ok(limit) => limit,
         Err(error) => return answer::<usize>(Err(error)) as c_int,
@@ -236,14 +237,14 @@ pub(in crate::raw) unsafe extern "C-unwind" fn recvmmsg(
         let waits = received == 0 || flags & WAIT_FOR_ONE == 0;
         let dont_wait = if waits { 0 } else { libc::MSG_DONTWAIT };
         let flags = flags & !WAIT_FOR_ONE | dont_wait;
-        // SAFETY: the caller's.
+        // SAFETY: guaranteed by the caller.
         match unsafe { receive_message(posix, fd, &raw mut message.msg_hdr, flags) } {
             Ok(bytes) => message.msg_len = bytes as c_uint,
             Err(error) if received == 0 => return answer::<usize>(Err(error)) as c_int,
             Err(_) => break,
         }
         received += 1;
-        // Linux looks at it after each datagram alone.
+        // As Linux, which checks it only after each datagram.
         if limit.is_some_and(|limit| begun.elapsed() >= limit) {
             break;
         }
@@ -259,17 +260,17 @@ pub(in crate::raw) unsafe extern "C-unwind" fn sendmmsg(
     flags: c_int,
 ) -> c_int {
     if sending(fd).is_none() {
-        // SAFETY: the caller's.
+        // SAFETY: guaranteed by the caller.
         return unsafe { originals::sendmmsg(fd, messages, count, flags) };
     }
-    // SAFETY: the caller's.
+    // SAFETY: guaranteed by the caller.
     let messages = match unsafe { several(messages, count) } {
         Ok(messages) => messages,
         Err(error) => return answer::<usize>(Err(error)) as c_int,
     };
     let mut sent = 0;
     for message in messages {
-        // SAFETY: the caller's.
+        // SAFETY: guaranteed by the caller.
         match unsafe { sendmsg(fd, &raw const message.msg_hdr, flags) } {
             -1 if sent == 0 => return -1,
             -1 => break,
@@ -281,12 +282,12 @@ pub(in crate::raw) unsafe extern "C-unwind" fn sendmmsg(
 }
 
 /// # Safety
-/// As recvmmsg(2) has it.
+/// The arguments are as recvmmsg(2) requires.
 unsafe fn several<'a>(messages: *mut Messages, count: c_uint) -> Result<&'a mut [Messages]> {
     match (count as usize, messages.is_null()) {
         (0, _) => Ok(&mut []),
         (_, true) => Err(Errno(libc::EFAULT)),
-        // SAFETY: the caller's.
+        // SAFETY: guaranteed by the caller.
         (count, false) => Ok(unsafe { slice::from_raw_parts_mut(messages, count.min(VECTOR_MAX)) }),
     }
 }

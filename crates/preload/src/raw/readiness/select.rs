@@ -1,4 +1,4 @@
-//! `select(2)` and its like.
+//! `select(2)` and its variants.
 
 use std::ffi::c_int;
 use std::sync::atomic::{AtomicI32, Ordering};
@@ -15,25 +15,25 @@ use crate::process::is_inside;
 use crate::promote::{attended_to, may_promote};
 use crate::watch::Attention;
 
-/// What each set of select(2) asks of poll(2), and what it takes for ready.
+/// Events of poll(2) that each set of select(2) requests, and those that count as ready.
 const ASKED: [(i16, i16); 3] = [
     (libc::POLLIN, libc::POLLIN | libc::POLLHUP | libc::POLLERR),
     (libc::POLLOUT, libc::POLLOUT | libc::POLLERR),
     (libc::POLLPRI, libc::POLLPRI),
 ];
 
-/// Numbers that there is room for in the process's table, at least: it grows.
+/// Descriptors for which the process's table has room, at least: it grows.
 static TABLE: AtomicI32 = AtomicI32::new(LEAST);
-/// As many have room in a set of `fd_set`.
+/// The number of descriptors in an `fd_set`.
 const LEAST: c_int = libc::FD_SETSIZE as c_int;
 
-/// In a child that was forked: its table may be smaller.
+/// Called in a forked child: its table may be smaller.
 pub(in crate::raw) fn forget_table() {
     TABLE.store(LEAST, Ordering::Relaxed);
 }
 
-/// How many numbers select(2) looks at where a program names `count`: as many as the table
-/// has room for, whatever is behind sets that are shorter than the program says.
+/// Returns how many descriptors select(2) reads if a program passes `count`: as many as
+/// the table has room for, whatever lies behind sets that are too short.
 fn looked_at(count: c_int) -> c_int {
     let known = TABLE.load(Ordering::Relaxed);
     if count <= known || !has_room(known) {
@@ -51,8 +51,8 @@ fn looked_at(count: c_int) -> c_int {
     count.min(low)
 }
 
-/// Whether the table has room for a number: of one behind its end select(2) leaves the bit
-/// as it is.
+/// Reports whether the table has room for a descriptor. Beyond its end select(2) leaves
+/// the bit unchanged.
 fn has_room(number: c_int) -> bool {
     let (at, bit) = (number as usize / 64, 1 << (number % 64));
     let mut set = vec![0u64; at + 1];
@@ -67,7 +67,7 @@ fn has_room(number: c_int) -> bool {
             tv_usec: 0,
         },
     );
-    // SAFETY: a set that is long enough, for a call that does not wait.
+    // SAFETY: the set is long enough, and the call does not wait.
     let found = unsafe { originals::select(number + 1, place, none, none, &raw mut now) };
     found != 0 || set.get(at) != Some(&bit)
 }
@@ -76,17 +76,17 @@ fn has_room(number: c_int) -> bool {
 type Sets<'a> = [&'a mut [u64]; 3];
 
 /// # Safety
-/// As select(2) has it.
+/// The arguments are as select(2) requires.
 unsafe fn sets<'a>(count: c_int, given: [*mut fd_set; 3]) -> Sets<'a> {
     let words = usize::try_from(count).unwrap_or(0).div_ceil(64);
     given.map(|set| match set.is_null() {
         true => &mut [][..],
-        // SAFETY: the caller's: as many bits as it says, in whole words.
+        // SAFETY: guaranteed by the caller: that many bits, in whole words.
         false => unsafe { slice::from_raw_parts_mut(set.cast::<u64>(), words) },
     })
 }
 
-/// What is asked, as poll(2) has it.
+/// Returns the requests in the form of poll(2).
 fn list_of(count: c_int, sets: &Sets<'_>) -> Vec<PollFd> {
     let has = |set: &[u64], fd: usize| set.get(fd / 64).is_some_and(|it| it & 1 << (fd % 64) != 0);
     let mut list = Vec::new();
@@ -135,7 +135,7 @@ fn select_here(
 }
 
 /// # Safety
-/// As select(2) has it.
+/// The arguments are as select(2) requires.
 unsafe fn selected<'a>(
     count: c_int,
     given: [*mut fd_set; 3],
@@ -144,7 +144,7 @@ unsafe fn selected<'a>(
         return Err(Vec::new());
     }
     let count = looked_at(count);
-    // SAFETY: the caller's.
+    // SAFETY: guaranteed by the caller.
     let sets = unsafe { sets(count, given) };
     let list = list_of(count, &sets);
     let mut found = None;
@@ -157,8 +157,8 @@ unsafe fn selected<'a>(
     }
 }
 
-/// As `kernel`, a select of nothing of ours. Where an epoll set becomes ours meanwhile, it is
-/// reported as readable: who looks finds what there is.
+/// As `kernel`, a select of kernel descriptors alone. An epoll set that the stack adopts
+/// meanwhile is reported as readable: a caller that checks finds the events there.
 fn select_in_kernel(
     list: &[PollFd],
     timeout: Option<Duration>,
@@ -179,7 +179,7 @@ pub(in crate::raw) unsafe extern "C-unwind" fn select(
     except: *mut fd_set,
     time: *mut timeval,
 ) -> c_int {
-    // SAFETY: the caller's.
+    // SAFETY: guaranteed by the caller.
     let given = unsafe { time.as_ref() };
     let limit = given.map(|time| {
         let parts = (u64::try_from(time.tv_sec), u64::try_from(time.tv_usec));
@@ -192,22 +192,22 @@ pub(in crate::raw) unsafe extern "C-unwind" fn select(
         Ok(limit) => limit,
         Err(error) => return done(Err(error)),
     };
-    // SAFETY: the caller's.
+    // SAFETY: guaranteed by the caller.
     let (posix, list, sets) = match unsafe { selected(count, [read, write, except]) } {
         Ok(found) => found,
         Err(list) => {
             return select_in_kernel(&list, limit, || {
-                // SAFETY: the caller's.
+                // SAFETY: guaranteed by the caller.
                 unsafe { originals::select(count, read, write, except, time) }
             });
         }
     };
-    // SAFETY: the caller's.
+    // SAFETY: guaranteed by the caller.
     let time = unsafe { time.as_mut() };
     let begun = Instant::now();
     let result = select_here(posix, list, sets, limit, None);
     if let (Some(time), Some(limit)) = (time, limit) {
-        // As Linux: what is left of it.
+        // As Linux: the time that is left.
         let left = limit.saturating_sub(begun.elapsed());
         time.tv_sec = left.as_secs() as libc::time_t;
         time.tv_usec = left.subsec_micros().into();
@@ -218,7 +218,7 @@ pub(in crate::raw) unsafe extern "C-unwind" fn select(
 /// pselect6(2), whose last argument is a mask and its length.
 ///
 /// # Safety
-/// As the system call has it.
+/// The arguments are as the system call requires.
 pub(in crate::raw) unsafe fn pselect6(
     count: c_int,
     read: *mut fd_set,
@@ -227,9 +227,9 @@ pub(in crate::raw) unsafe fn pselect6(
     time: *const timespec,
     signals: *const *const sigset_t,
 ) -> c_int {
-    // SAFETY: the caller's.
+    // SAFETY: guaranteed by the caller.
     let signals = unsafe { signals.as_ref() }.map_or(ptr::null(), |it| *it);
-    // SAFETY: the caller's.
+    // SAFETY: guaranteed by the caller.
     unsafe { pselect(count, read, write, except, time, signals) }
 }
 
@@ -242,20 +242,20 @@ unsafe extern "C-unwind" fn pselect(
     time: *const timespec,
     signals: *const sigset_t,
 ) -> c_int {
-    // SAFETY: the caller's.
+    // SAFETY: guaranteed by the caller.
     let limit = match unsafe { limit(time) } {
         Ok(limit) => limit,
         Err(error) => return done(Err(error)),
     };
-    // SAFETY: the caller's.
+    // SAFETY: guaranteed by the caller.
     match unsafe { selected(count, [read, write, except]) } {
         Ok((posix, list, sets)) => {
-            // SAFETY: the caller's.
+            // SAFETY: guaranteed by the caller.
             let signals = unsafe { signal_set(signals) };
             answer(select_here(posix, list, sets, limit, signals.as_ref())) as c_int
         }
         Err(list) => select_in_kernel(&list, limit, || {
-            // SAFETY: the caller's.
+            // SAFETY: guaranteed by the caller.
             unsafe { originals::pselect(count, read, write, except, time, signals) }
         }),
     }

@@ -13,7 +13,7 @@ fn errno<V: std::fmt::Debug>(result: io::Result<V>) -> i32 {
 
 // ---- Beside a model ---------------------------------------------------------
 
-/// A table as one would write it without a thought for cost.
+/// A table written without regard to cost.
 #[derive(Clone)]
 struct Model {
     open: BTreeMap<i32, (u32, bool)>,
@@ -79,7 +79,7 @@ enum Operation {
     Fork,
 }
 
-/// Numbers near words' and levels' ends, and some that never are open.
+/// Descriptors near the ends of words and levels, and some that are never open.
 fn fds() -> impl Strategy<Value = i32> {
     prop_oneof![
         8 => 0..70i32,
@@ -206,7 +206,7 @@ fn same_as_the_model(allocator: Allocator, operations: Vec<Operation>) {
             }
             Operation::Fork => {
                 let child = table.fork().unwrap();
-                // What the parent does afterwards is not the child's.
+                // The child does not see what the parent does afterwards.
                 table.close_range(0, u32::MAX, 0).unwrap();
                 assert!(table.is_empty());
                 table = child;
@@ -252,7 +252,7 @@ fn the_limit_is_emfile_and_a_lowered_one_keeps_what_is_open() {
         assert_eq!(table.get(2).unwrap(), 2);
         table.close(1).unwrap();
         assert_eq!(errno(table.open(9, false)), libc::EMFILE);
-        // Onto itself the limit is not looked at.
+        // For a descriptor onto itself the limit is not checked.
         assert_eq!(table.dup2(2, 2).unwrap(), 2);
         table.set_limit(u32::MAX);
         assert_eq!(table.limit(), i32::MAX as u32);
@@ -278,17 +278,17 @@ fn a_reserved_number_is_taken_and_names_nothing() {
         assert_eq!(errno(table.install(1, 'x', false)), libc::EBUSY);
         assert!(!table.is_open(1));
         assert_eq!(table.open('b', false).unwrap(), 2);
-        // A child does not get it: it would never be installed there.
+        // A child does not receive it: it would never be installed there.
         let child = table.fork().unwrap();
         assert_eq!(child.open('c', false).unwrap(), 1);
         assert!(!child.close_on_exec(1).unwrap());
-        // Neither close_range nor exec take it away.
+        // Neither close_range nor exec removes it.
         table.close_range(0, u32::MAX, 0).unwrap();
         table.exec();
         assert_eq!(reserved.install('d'), 1);
         assert_eq!(table.get(1).unwrap(), 'd');
         assert!(table.close_on_exec(1).unwrap());
-        // Given up, it is free.
+        // Once dropped, it is free.
         let given_up = table.reserve(true).unwrap();
         drop(given_up);
         assert_eq!(table.open('e', false).unwrap(), 0);
@@ -350,7 +350,7 @@ fn an_observer_is_called_once_before_a_number_is_reused() {
 fn whether_a_number_is_open_is_answered_without_a_lock() {
     let table = Table::new(1 << 20, Allocator::Bitmap);
     table.install(70_000, 'a', false).unwrap();
-    // As in a handler of a signal that came while this thread changed the table.
+    // As in a signal handler that interrupts this thread's change of the table.
     let all = lock(&table.state);
     let place = table.entries.get(70_000).unwrap();
     let entry = lock(place.slot);
@@ -381,12 +381,12 @@ fn an_entry_ends_with_its_last_number_or_user() {
     table.close_range(0, 7, 0).unwrap();
     assert_eq!(uses(), 1);
     drop(in_use);
-    // Replaced ones end, too.
+    // Replaced entries are dropped, too.
     table.open(entry.clone(), false).unwrap();
     table.open(Arc::new(()), false).unwrap();
     table.dup2(1, 0).unwrap();
     assert_eq!(uses(), 0);
-    // And those of a table that ends, and one that no number was left for.
+    // So are those of a table that is dropped, and one for which no descriptor was left.
     table.open(entry.clone(), false).unwrap();
     table.set_limit(0);
     assert_eq!(errno(table.open(entry.clone(), false)), libc::EMFILE);
@@ -409,7 +409,7 @@ fn a_million_numbers_and_far_apart_ones() {
         assert_eq!(table.get(fd).unwrap(), -fd);
     }
     assert_eq!(table.open(0, false).unwrap(), 1_000_000);
-    // Chunks in between are not made.
+    // Chunks in between are not created.
     assert_eq!(table.dup2(7, 5_000_000).unwrap(), 5_000_000);
     assert_eq!(table.get(5_000_000).unwrap(), 7);
     assert_eq!(errno(table.get(4_000_000)), libc::EBADF);
@@ -420,11 +420,11 @@ fn a_million_numbers_and_far_apart_ones() {
 
 // ---- Threads ----------------------------------------------------------------
 
-/// What a number names in the tests with threads.
+/// The entry that a descriptor names in the tests with threads.
 #[derive(Debug)]
 struct Named {
     fd: AtomicI32,
-    /// By the clock that counts closes; 0: not yet.
+    /// The close counter at its close; 0: not yet.
     closed_at: AtomicU64,
 }
 
@@ -472,7 +472,7 @@ fn threads_never_share_a_number_or_see_a_stale_entry() {
                             let now = clock.fetch_add(1, Ordering::SeqCst);
                             named.closed_at.store(now, Ordering::SeqCst);
                         }
-                        // Anybody's.
+                        // A descriptor of any thread.
                         let began = clock.load(Ordering::SeqCst);
                         let fd = (dice % (MOST + 8)) as i32;
                         if let Ok(named) = table.get(fd) {
@@ -514,7 +514,7 @@ fn a_number_that_is_replaced_is_never_free_for_others() {
                 scope.spawn(|| {
                     let mut seen = [false; 4];
                     loop {
-                        // Neither EBADF nor anybody else's number, ever.
+                        // Never EBADF, and never another descriptor's entry.
                         let value = table.get(3).expect("open all the time");
                         seen[*value as usize] = true;
                         let fd = table.open(Arc::new(9), false).unwrap();

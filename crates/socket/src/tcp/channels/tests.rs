@@ -1,4 +1,4 @@
-//! Channels and flows at their limits, and who may wait for whom.
+//! Channels and flows at their limits, and which thread may wait for which.
 
 use std::net::SocketAddr;
 use std::sync::mpsc::channel;
@@ -51,7 +51,7 @@ fn entry(flow: FourTuple) -> TimeWaitEntry {
     }
 }
 
-/// As the end of a connection that closed first.
+/// As after the end of a connection that closed first.
 fn wait(core: &Core, flow: FourTuple) {
     Tcp::of(core).ports.again(PORT);
     Tcp::of(core).enter_flow(
@@ -74,7 +74,7 @@ fn time_wait_makes_room_for_connections() {
     let own = ChannelId::new(9, 1);
     let mut next = (0u32..).map(flow);
     let mut flows = || next.next().unwrap();
-    // As many connections as leave some room, and more in TIME-WAIT than that.
+    // Connections that leave some room, and more in TIME-WAIT than fit there.
     let live = FLOWS_MAX / 2;
     for _ in 0..live {
         assert!(Tcp::of(core).enter_flow(core, &flows(), own, Part::All));
@@ -84,13 +84,13 @@ fn time_wait_makes_room_for_connections() {
     }
     assert_eq!(core.tables.flows(), FLOWS_MAX);
     assert_eq!(waiting(core), FLOWS_MAX - live);
-    // Each connection more is one less there ...
+    // Each further connection evicts one there ...
     for _ in 0..1000 {
         assert!(Tcp::of(core).enter_flow(core, &flows(), own, Part::All));
         Tcp::of(core).bound_time_wait(core);
     }
     assert_eq!(waiting(core), FLOWS_MAX - live - 1000);
-    // ... and so it is where two buckets are full, if one has any of them.
+    // ... also when two buckets are full, if one contains any of them.
     let (mut more, mut refused) = (0, 0);
     while waiting(core) > FLOWS_MAX / 4 {
         more += 1;
@@ -106,9 +106,9 @@ fn time_wait_makes_room_for_connections() {
     assert!(evicted.unwrap().1 > 2000, "{evicted:?}");
 }
 
-/// A thread of a host architecture sorts fragments while it holds its queue: it
-/// may wait neither for that again nor for a connection, whose thread may be
-/// waiting for the queue.
+/// A thread of a host architecture sorts fragments while it holds its queue. It must not
+/// wait for that queue again, nor for a connection, whose thread may be waiting for the
+/// queue.
 #[test]
 fn a_reassembled_segment_waits_for_no_lock() {
     let stack = stack();
@@ -153,7 +153,8 @@ fn a_reassembled_segment_waits_for_no_lock() {
     drop(listener);
 }
 
-/// Who asks the kernel for a route has the routes locked until the answer comes.
+/// A thread that asks the kernel for a route holds the routes locked until the answer
+/// arrives.
 #[test]
 fn sending_waits_for_no_route() {
     let stack = stack();

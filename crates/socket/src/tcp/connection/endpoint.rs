@@ -20,14 +20,15 @@ impl Endpoint for ConnectionInner {
     fn on_frames(self: Arc<Self>, core: &Core, _channel: u16) {
         let polled = self.wait_queue.frames_arrived();
         if self.closed.load(Ordering::Acquire) {
-            // No application does.
+            // No application processes them.
             Tcp::of(core).on_closing_frames(core, &self);
         } else if !polled && self.becomes_pending() {
             Tcp::of(core).add_pending_connection(self);
         }
     }
 
-    /// By who has received them: waking its owner would cost more.
+    /// Processed by the thread that received them: waking the connection's owner would
+    /// cost more.
     fn on_waited_frames(self: Arc<Self>, core: &Core, _channel: u16) {
         self.process(core);
     }
@@ -39,8 +40,7 @@ impl Endpoint for ConnectionInner {
             }
             let now = core.now();
             state.armed = NEVER;
-            // An acknowledgment that waits in the channel may make the timer
-            // void.
+            // An acknowledgment in the channel may cancel the timer.
             self.take_frames(core, state, deferred);
             if state
                 .connection
@@ -88,7 +88,7 @@ impl ConnectionInner {
         core: &Core,
         deferred: &mut Deferred,
     ) -> Option<ChannelSet> {
-        // Locked until its flow is elsewhere: it may not end before.
+        // Locked until its flow is elsewhere: it must not end before.
         let mut state = self.try_lock()?;
         let mut set = state.leave_channel()?;
         state.waits = Waits::None;

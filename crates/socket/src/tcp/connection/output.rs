@@ -1,4 +1,4 @@
-//! Sending a connection's segments: in its turn, and to which neighbour.
+//! Sending a connection's segments: in its turn, and to its neighbour.
 
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -16,36 +16,37 @@ use tidewall_stack::ip::routes::LIFETIME;
 use tidewall_stack::ip::transmit::long::packets;
 use tidewall_stack::lock::lock;
 
-/// When to try again what the device had no room for.
+/// Retry interval for output that the device had no room for.
 const CONGESTED: Duration = Duration::from_millis(1);
-/// How often that time is doubled where a long segment is refused again: up to 128 ms.
+/// How often that interval is doubled when a long segment is rejected again: up to 128
+/// ms.
 const MOST_DOUBLINGS: u8 = 7;
-/// When to ask again for a neighbour that the kernel is looking for.
+/// Retry interval for a neighbour that the kernel is resolving.
 const RESOLVING: Duration = Duration::from_millis(10);
-/// Questions for a neighbour, [`RESOLVING`] apart, whose answers a repetition waits for
-/// before it goes where those before it went.
+/// Neighbour queries, [`RESOLVING`] apart, that a retransmission waits for before it goes
+/// to the previous neighbour.
 const QUESTIONS: u8 = 5;
-/// A time of the stack's, half as large: there are many connections.
+/// A time of the stack in half the size: there are many connections.
 pub(super) fn nanoseconds(time: Duration) -> u64 {
     time.as_nanos() as u64
 }
 
 impl ConnectionInner {
-    /// Puts it among those that want to send.
+    /// Enters it among those with output.
     pub(super) fn schedule_output(self: &Arc<Self>, core: &Core) {
         if self.becomes_dirty() {
             Tcp::of(core).schedule_output(self.clone());
         }
     }
 
-    /// True for who must put it among those that want to send: it is not there.
+    /// Returns true if the caller must enter it among those with output: it is not there.
     pub(in crate::tcp) fn becomes_dirty(&self) -> bool {
         !self.dirty.swap(true, Ordering::AcqRel)
     }
 
-    /// Sends what may be sent in one turn: into frames of its queue, which the
-    /// caller makes the device send. `delays`: an acknowledgment that may be
-    /// piggybacked is not sent yet. `full`: nor is a last segment that is not full.
+    /// Sends the output of one turn into frames of its queue; the caller makes the device
+    /// send them. `delays`: an acknowledgment that may be piggybacked is not sent yet.
+    /// `full`: neither is a last segment that is not full.
     pub(in crate::tcp) fn emit(self: &Arc<Self>, core: &Core, delays: bool, full: bool) -> Emitted {
         self.dirty.store(false, Ordering::Release);
         self.with(core, |state, deferred| {
@@ -92,7 +93,7 @@ impl ConnectionInner {
                 }
                 let notified = state.connection.notification_count();
                 state.connection.set_offload(transmitter.segmentation());
-                // Segments that follow a long one would overtake it by another way.
+                // Segments that follow a long one would overtake it on another path.
                 let mut follows = state.follows_long && state.connection.awaits_acknowledgment();
                 let (mut too_long, mtu) = (false, transmitter.packet_max() as u32);
                 let mut send = |outgoing: &Outgoing<'_>| {
@@ -113,7 +114,7 @@ impl ConnectionInner {
                     };
                     match sent {
                         Ok(()) => true,
-                        // By packets, from now on.
+                        // Packet by packet from now on.
                         Err(_) if outgoing.is_long() && transmitter.segmentation() == 0 => {
                             emitted.again = Again::Later;
                             false
@@ -149,7 +150,7 @@ impl ConnectionInner {
         if let Some(after_this) = retry {
             Tcp::of(core).counters.held_up();
             if state.connection.state() == Phase::Closed {
-                // A reset is not worth waiting for.
+                // A reset is not worth a wait.
                 self.detach(core, state, false, deferred);
                 return emitted;
             }
@@ -164,7 +165,7 @@ impl ConnectionInner {
         emitted
     }
 
-    /// As it is for the caller to enter it: not if it is entered already.
+    /// Reports whether the caller must enter it again: not if it is entered already.
     fn again(&self, again: Again) -> Again {
         if again != Again::No && self.becomes_dirty() {
             again
@@ -175,7 +176,7 @@ impl ConnectionInner {
 }
 
 impl State {
-    /// True while an acknowledgment, which is all that it has to send, is delayed.
+    /// Returns true while its only output is a delayed acknowledgment.
     fn delays_acknowledgment(&mut self, core: &Core) -> bool {
         if !self.connection.may_piggyback() {
             return false;
@@ -193,14 +194,14 @@ impl State {
             return self.path.neighbour;
         }
         let FourTuple { local, remote } = *self.connection.flow();
-        // The answer to the last question counts whatever its age: repetitions are further
-        // and further apart, and none would meet one that is fresh.
+        // The answer to the last query counts whatever its age. Retransmissions are
+        // further and further apart, and none would find a fresh one.
         let asked = match self.path.questions {
             0 => Duration::ZERO,
             _ => (now + RESOLVING).saturating_sub(Duration::from_nanos(self.path.neighbour_until)),
         };
-        // Somebody may be waiting for the kernel's answer with the routes locked;
-        // nobody who has a connection locked waits for that.
+        // Another thread may wait for the kernel's answer with the routes locked; a
+        // thread that holds a connection's lock must not wait for that.
         let routes = core.ip.routes.try_lock();
         let known =
             routes.and_then(|mut it| it.known(remote.ip(), local.ip(), asked, Instant::now()));
@@ -213,8 +214,8 @@ impl State {
         Tcp::of(core).ask_route(core, remote.ip(), local.ip());
         self.path.neighbour_until = nanoseconds(now + RESOLVING);
         self.path.questions += 1;
-        // Where its frames came from last will do until the answer is there, unless what
-        // was sent there is not acknowledged.
+        // The neighbour that sent the last frame serves until the answer arrives, unless
+        // data sent there stays unacknowledged.
         if self.connection.timeouts() > 0 && self.path.questions < QUESTIONS {
             return None;
         }

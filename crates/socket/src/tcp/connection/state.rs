@@ -1,4 +1,4 @@
-//! What a connection is ready for, what has changed about it, and its opening.
+//! A connection's readiness, its changes, and its opening.
 
 use std::sync::Arc;
 
@@ -14,8 +14,8 @@ use tidewall_stack::channels::ChannelSet;
 use tidewall_stack::core::Core;
 
 impl State {
-    /// What it is ready for now, as Linux's tcp_poll has it. A caller that finds no space
-    /// is notified once there is some.
+    /// Returns what it is ready for now, as Linux's tcp_poll does. A caller that finds no
+    /// space is notified once there is some.
     pub(crate) fn events(&mut self) -> Events {
         if self.opening.awaits_syn_data {
             return Events::WRITABLE;
@@ -42,34 +42,34 @@ impl State {
         )
     }
 
-    /// Gives it a channel of its own, which bounds its window.
+    /// Assigns a channel of its own, which bounds its window.
     pub(super) fn enter_channel(&mut self, core: &Core, set: ChannelSet) {
         self.connection.set_receive_room(POOLED_LIMIT as u16);
         self.dropped_before = set.dropped(core) as u32;
         self.channel = Some(set);
     }
 
-    /// Takes its channel, if it has one: from now on it shares one.
+    /// Removes its own channel, if any: from now on it uses the shared one.
     pub(super) fn leave_channel(&mut self) -> Option<ChannelSet> {
         let set = self.channel.take()?;
         self.connection.set_receive_room(SHARED_MOST);
         Some(set)
     }
 
-    /// Frames that found its channel full since it has it, and the channel's number; `None`
-    /// where none did.
+    /// Returns the frames that found its channel full since it owns the channel, and the
+    /// channel's number; `None` if there were none.
     pub(crate) fn dropped_full(&self, core: &Core) -> Option<(u16, u32)> {
         let set = self.channel.as_ref()?;
         let dropped = (set.dropped(core) as u32).wrapping_sub(self.dropped_before);
         (dropped > 0).then_some((set.id.index(), dropped))
     }
 
-    /// Somebody has found no space to write.
+    /// Records that a writer has found no space.
     pub(crate) fn note_no_space(&mut self) {
         self.no_space = true;
     }
 
-    /// What has changed since the last call.
+    /// Returns the changes since the last call.
     pub(super) fn changes(&mut self) -> Events {
         let now = Reported::of(&self.connection);
         let mut changed = Events::NONE;
@@ -98,17 +98,17 @@ impl State {
         changed
     }
 
-    /// Lets a SYN go that waits for what is written first. True if it did.
+    /// Releases a SYN that waits for the first write. Returns true if one did.
     pub(crate) fn begin(&mut self) -> bool {
         std::mem::take(&mut self.opening.awaits_syn_data)
     }
 
-    /// True while the SYN waits for what is written first.
+    /// Returns true while the SYN waits for the first write.
     pub(crate) fn awaits_syn_data(&self) -> bool {
         self.opening.awaits_syn_data
     }
 
-    /// Says which listener is to hear of the end of its handshake.
+    /// Sets the listener to notify of the end of its handshake.
     pub(crate) fn opened_at(&mut self, listener: &Arc<ListenerInner>) {
         if self.detached {
             listener.fast_open_done(false);
@@ -117,8 +117,8 @@ impl State {
         }
     }
 
-    /// Learns from a connection that was opened with Fast Open, and frees the place
-    /// of one that a SYN has opened.
+    /// Records the outcome of a connection opened with Fast Open, and frees the
+    /// listener's entry for one that a SYN has opened.
     pub(super) fn update_fast_open(&mut self, core: &Core) {
         if self.opening.fast {
             let (flow, now) = (*self.connection.flow(), core.now());
@@ -142,23 +142,23 @@ impl State {
         }
     }
 
-    /// True once the application has closed it.
+    /// Returns true once the application has closed it.
     pub(in crate::tcp) fn is_orphan(&self) -> bool {
         self.orphan
     }
 
-    /// True when the application is gone and the peer has got everything: only its
-    /// FIN is waited for.
+    /// Returns true when the application has closed it and the peer has acknowledged
+    /// everything: only the peer's FIN is missing.
     pub(super) fn is_done(&self) -> bool {
         self.orphan && self.connection.state() == Phase::FinWait2
     }
 
-    /// True when frames wait in its channel.
+    /// Returns true when frames wait in its channel.
     pub(crate) fn has_frames(&self) -> bool {
         self.channel.as_ref().is_some_and(|set| !set.looks_empty())
     }
 
-    /// True when it has a channel of its own.
+    /// Returns true when it has a channel of its own.
     pub(crate) fn has_channel(&self) -> bool {
         self.channel.is_some()
     }

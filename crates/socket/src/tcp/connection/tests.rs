@@ -1,4 +1,4 @@
-//! When a connection has its timer expire.
+//! When a connection's timer expires.
 
 use std::io::{Read, Write};
 use std::net::{Ipv4Addr, SocketAddr};
@@ -17,8 +17,8 @@ use tidewall_stack::stack::MemoryConfig;
 /// Bytes of an answer: two segments, which a receiver acknowledges at once.
 const ANSWER: usize = 2_000;
 
-/// Two stacks on a clock that goes on by 10 us each time that it is looked at, with a
-/// selector each, and a connection between them: near's end, far's end.
+/// Two stacks with a selector each, and a connection between them: near's end, far's end.
+/// Their clock advances by 10 us each time that it is read.
 struct Bed {
     clock: Arc<AtomicU64>,
     near: StackHandle,
@@ -77,8 +77,8 @@ fn turn(selectors: &[Selector]) {
     }
 }
 
-/// What is due between the time of a keepalive probe and the second that the probes of
-/// many connections go together at is not put off to that.
+/// Keepalive probes of many connections leave together in one second. Work that is due
+/// between a probe's time and that second is not delayed until then.
 #[test]
 fn a_keepalive_timer_puts_no_other_off() {
     let mut bed = Bed::new();
@@ -89,11 +89,11 @@ fn a_keepalive_timer_puts_no_other_off() {
     bed.server.set_keepalive(Some(keepalive)).unwrap();
     bed.clock.store(150_000, Ordering::Relaxed);
     turn(&bed.selectors);
-    // Just before its time something leaves, and its acknowledgment does not come.
+    // Just before its time data leaves, and its acknowledgment does not arrive.
     bed.clock.store(205_000, Ordering::Relaxed);
     bed.server.write_all(b"!").unwrap();
     turn(&bed.selectors[..1]);
-    // The probes of the second in which its time is are sent later than that.
+    // The probes of the second that contains its time leave later than that.
     bed.clock.store(280_000, Ordering::Relaxed);
     turn(&bed.selectors[..1]);
     let info = bed.server.info().unwrap();

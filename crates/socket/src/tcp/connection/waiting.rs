@@ -1,4 +1,4 @@
-//! Who waits for a connection.
+//! Threads that wait for a connection.
 
 use std::sync::Arc;
 
@@ -9,7 +9,7 @@ use tidewall_readiness::wait_queue::WaitQueue;
 use tidewall_stack::core::Core;
 use tidewall_stack::threads::{Waitable, Waker};
 
-/// Somebody who waits until a connection is ready for something.
+/// A thread that waits until a connection is ready for something.
 pub(crate) struct Waiting<'a> {
     pub(crate) connection: &'a ConnectionInner,
     pub(crate) want: Events,

@@ -1,8 +1,9 @@
-//! Which segments of a connection wake nobody.
+//! Segments of a connection that wake no thread.
 //!
-//! An acknowledgment that nobody waits for goes to a socket that nobody sleeps on, and
-//! is seen to with what comes next, or before a timer that it may make void. So
-//! does all that comes once the application is gone, for a moment.
+//! An acknowledgment that no thread waits for goes to a socket on which no thread sleeps.
+//! It is processed with the next frames, or before a timer that it may cancel. The same
+//! holds, for a moment, for all segments that arrive after the application has closed the
+//! connection.
 
 use std::time::Duration;
 
@@ -12,17 +13,17 @@ use super::{ConnectionInner, State};
 use crate::tcp::frames::Deferred;
 use tidewall_stack::core::Core;
 
-/// Linux delays an acknowledgment by no less, ms (TCP_DELACK_MIN, HZ / 25): so much a peer
-/// expects of any receiver before it repeats a segment.
+/// The least time for which Linux delays an acknowledgment, ms (TCP_DELACK_MIN, HZ / 25).
+/// A peer expects as much of any receiver before it retransmits a segment.
 const DELAYED_ACKNOWLEDGMENT_MIN: u64 = 40;
-/// How long what comes for a connection without an application may wait. It ends up
-/// to [`Waits::TICK`] later, when a timer looks: together less than any receiver may take.
+/// How long segments for a connection without an application may wait. The wait ends up to
+/// [`Waits::TICK`] later, when a timer checks: together less than any receiver may take.
 const LONGEST_WAIT: Duration = Duration::from_millis(DELAYED_ACKNOWLEDGMENT_MIN / 4);
 
 impl ConnectionInner {
-    /// Says what of it wakes nobody, where that has changed.
+    /// Updates the driver's table of segments that wake no thread, if that has changed.
     pub(super) fn update_waits(&self, core: &Core, state: &mut State, deferred: &mut Deferred) {
-        // Measurements of what comes by a shared channel would include the wait.
+        // On a shared channel the wait would distort measurements.
         let may_wait = state.connection.acknowledgments_may_wait()
             && (state.channel.is_some() || state.orphan);
         let kept = state.waits;
@@ -45,8 +46,8 @@ impl ConnectionInner {
         core.tables
             .set_waits(self.flow.local, self.flow.remote, waits);
         if waits != Waits::Acknowledgments {
-            // What waits already is waited for now. What the driver is just putting
-            // there is seen to when the timer expires.
+            // Frames that already wait are processed now. A frame that the driver is just
+            // adding is processed when the timer expires.
             deferred.look |= waits == Waits::None;
             self.arm(core, state, core.now() + LONGEST_WAIT + Waits::TICK);
         }

@@ -1,4 +1,4 @@
-//! How to listen, and who has the port.
+//! Options of listening, and the holder of the port.
 
 use std::io;
 use std::net::{SocketAddr, TcpListener as KernelListener};
@@ -22,33 +22,33 @@ use tidewall_stack::helper::Helper;
 use tidewall_stack::kernel_calls;
 use tidewall_stack::lock::lock;
 
-/// How to listen.
+/// Options of listening.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct ListenOptions {
-    /// Connections that may wait to be accepted, 1 to 65,535; as `listen(2)`.
-    /// When so many wait, further SYNs are dropped by the driver.
+    /// Connections that may wait to be accepted, 1 to 65,535; as `listen(2)`. When that
+    /// many wait, the driver drops further SYNs.
     pub backlog: u32,
-    /// TCP_FASTOPEN: connections at most that a SYN with data has opened and whose
-    /// handshake is not complete. 0, the default: none; data in a SYN may reach
-    /// the application twice (RFC 7413 §2.1), which it must be prepared for.
+    /// TCP_FASTOPEN: most connections opened by a SYN with data whose handshake is not
+    /// complete. 0, the default: none. Data in a SYN may reach the application twice (RFC
+    /// 7413 §2.1), which it must be prepared for.
     pub fast_open: u32,
     /// TCP_FASTOPEN_KEY: keys of this listener's cookies, in place of the stack's.
     pub fast_open_keys: Option<FastOpenKeys>,
-    /// TCP_FASTOPEN_NO_COOKIE: data in a SYN is taken without a cookie.
+    /// TCP_FASTOPEN_NO_COOKIE: data in a SYN is accepted without a cookie.
     pub fast_open_without_cookie: bool,
-    /// TCP_DEFER_ACCEPT: a connection is accepted once data has come by it, or the answer to
-    /// its SYN has timed out so many times ([`tidewall_protocol::tcp::defer_accept`]). 0, the
+    /// TCP_DEFER_ACCEPT: a connection is accepted once it has received data, or the SYN-ACK
+    /// has timed out this many times ([`tidewall_protocol::tcp::defer_accept`]). 0, the
     /// default: at once.
     pub defer_accept: u8,
     /// SO_REUSEADDR. True by default, as in the standard library.
     pub reuse_address: bool,
-    /// SO_REUSEPORT: several listeners of one user may have the address, if each has this.
-    /// A connection is one's of them, by a hash of its addresses and ports; one that is
-    /// closed has its share no more, and half-open connections may have to begin anew.
+    /// SO_REUSEPORT: several listeners of one user may have the address, if each sets
+    /// this. A hash of addresses and ports assigns each connection to one of them. A
+    /// closed listener loses its share, and half-open connections may have to start again.
     pub reuse_port: bool,
-    /// IPV6_V6ONLY: an IPv6 wildcard listener leaves IPv4 alone.
+    /// IPV6_V6ONLY: an IPv6 wildcard listener does not accept IPv4.
     pub only_v6: bool,
-    /// What accepted connections begin with.
+    /// Initial options of accepted connections.
     pub stream: StreamOptions,
 }
 
@@ -77,7 +77,7 @@ impl Default for ListenOptions {
     }
 }
 
-/// The kernel's socket that holds the port.
+/// Opens the kernel socket that holds the port.
 pub(super) fn hold(address: SocketAddr, options: &ListenOptions) -> io::Result<KernelListener> {
     let flags = SocketFlags::NONBLOCK;
     let socket = kernel_calls::socket(address.is_ipv6(), SocketType::STREAM, flags, None)?;
@@ -92,7 +92,7 @@ pub(super) fn hold(address: SocketAddr, options: &ListenOptions) -> io::Result<K
         let only = i32::from(options.only_v6);
         set_option(fd, libc::IPPROTO_IPV6, libc::IPV6_V6ONLY, only)?;
     }
-    // Those that it accepts inherit them.
+    // Connections that it accepts inherit them.
     kernel_stream::set_options(fd, address.is_ipv6(), &options.stream)?;
     bind(fd, &address)?;
     if options.fast_open > 0 {
@@ -112,10 +112,10 @@ pub(super) fn defer_accept(socket: BorrowedFd<'_>, timeouts: u8) -> io::Result<(
     set_option(socket, libc::IPPROTO_TCP, libc::TCP_DEFER_ACCEPT, seconds)
 }
 
-/// A socket of the kernel's that somebody else has made, as the one that holds the port.
+/// Checks a kernel socket of another origin as the holder of the port.
 ///
 /// # Errors
-/// EINVAL for one that does not listen, EPROTONOSUPPORT for another protocol than TCP.
+/// EINVAL for one that is not listening, EPROTONOSUPPORT for a protocol other than TCP.
 fn listening(socket: OwnedFd) -> io::Result<KernelListener> {
     let of_socket = |name| option(&socket, libc::SOL_SOCKET, name);
     if of_socket(libc::SO_PROTOCOL)? != libc::IPPROTO_TCP {
@@ -128,20 +128,20 @@ fn listening(socket: OwnedFd) -> io::Result<KernelListener> {
 }
 
 impl TcpListener {
-    /// Listens with a socket of the kernel's that an application has made and that listens
-    /// already: it holds the port from now on, and the connections that it has, or still
-    /// gets, are accepted as before. How it is bound is its own; of `options` the rest holds
-    /// for connections by the stack's interface. Segments of connections that the kernel has
-    /// already are its own: the driver asks it about those that match no flow.
+    /// Listens with a kernel socket that an application has created and that is already
+    /// listening. It holds the port from now on, and the connections that it has, or still
+    /// gets, are accepted as before. Its binding stays; the rest of `options` applies to
+    /// connections by the stack's interface. Segments of existing kernel connections stay
+    /// with the kernel: the driver asks the kernel about those that match no flow.
     ///
-    /// The listener waits as the socket does, whose O_NONBLOCK stays as it is. New
+    /// The listener blocks as the socket does, whose O_NONBLOCK is unchanged. New
     /// connections are the kernel's while another process accepts by the socket, or has
     /// inherited it to do so ([`crate::listener_holders`]).
     ///
     /// # Errors
-    /// EINVAL for a socket that does not listen, and for a backlog or an option out of
+    /// EINVAL for a socket that is not listening, and for a backlog or an option out of
     /// range; EPROTONOSUPPORT for another protocol; EOPNOTSUPP for a stack without a kernel
-    /// (in memory); as [`TcpListener::bind`]. The socket is as before then.
+    /// (in memory); those of [`TcpListener::bind`]. The socket is unchanged then.
     pub fn adopt(stack: &StackHandle, socket: OwnedFd, options: ListenOptions) -> io::Result<Self> {
         options.check()?;
         let core = stack.here()?;
@@ -164,7 +164,7 @@ impl TcpListener {
         listener.inner.say_what_it_does();
         // The control thread watches for processes that share the socket.
         listener.stack.core().netdev.link.wake.signal();
-        // What it has, nobody has watched it get.
+        // Its queued connections arrived before anything watched it.
         listener.inner.kernel_input.note();
         Ok(listener)
     }
@@ -190,14 +190,14 @@ impl Tcp {
         }
     }
 
-    /// Every listener, for those who count.
+    /// Returns every listener, for statistics.
     pub(crate) fn all_listeners(&self) -> Vec<Arc<ListenerInner>> {
         lock(&self.listeners).values().flatten().cloned().collect()
     }
 }
 
 impl Tcp {
-    /// The in-memory device's ports.
+    /// Chooses among the in-memory device's ports.
     pub(super) fn bind_without_kernel(
         &self,
         core: &Core,
@@ -230,7 +230,7 @@ impl Tcp {
         }
     }
 
-    /// A port that nobody uses, on the in-memory device.
+    /// Returns an unused port on the in-memory device.
     pub(crate) fn free_port(&self) -> io::Result<u16> {
         let port = self.ports.ephemeral();
         port.ok_or_else(|| io::Error::from_raw_os_error(libc::EADDRINUSE))

@@ -1,12 +1,12 @@
-//! Processes that have one listening kernel socket: what each does with it.
+//! Processes that share one listening kernel socket, and how each uses it.
 //!
-//! A process says it by locks on bytes of the socket itself ([`tidewall_sys::lock_byte`]). The
-//! kernel releases them when the process ends, and shows them to any process that has the
-//! socket, whatever way it came there.
+//! A process publishes its use by locks on bytes of the socket itself
+//! ([`tidewall_sys::lock_byte`]). The kernel releases them when the process ends, and shows
+//! them to any process that has the socket, however it received the socket.
 //!
-//! A connection of a stack is its process's. So a stack has a listener's connections only
-//! while no other process accepts by it. A child that was forked off to do so is counted
-//! before its first accept: it may wait for its turn, as Apache's children do.
+//! A connection of a stack belongs to its process. So a stack has a listener's
+//! connections only while no other process accepts from it. A child that was forked to do
+//! so counts before its first accept: it may wait for its turn, as Apache's children do.
 
 use std::io;
 use std::net::SocketAddr;
@@ -27,18 +27,18 @@ use tidewall_stack::lock::lock;
 
 /// Byte of processes that accept connections, or wait for them.
 const ACCEPTS: u32 = 0;
-/// Byte of forked children that may yet do so.
+/// Byte of forked children that may still do so.
 const INHERITED: u32 = 1;
 /// Byte of the process whose stack has the connections.
 const OWNS: u32 = 2;
 
-/// How often a stack looks for other processes after it has forked, and before.
+/// Interval at which a stack checks for other processes, after it has forked and before.
 const LOOK_EVERY: [Duration; 2] = [Duration::from_millis(100), Duration::from_secs(1)];
 
-/// Another process that may accept what comes to a listener's address.
+/// Another process that may accept connections to a listener's address.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Sharer {
-    /// It accepts by the same socket, or was forked off with it: its number, 0 in another
+    /// It accepts by the same socket, or was forked with it: its process id, 0 in another
     /// namespace.
     Socket(i32),
     /// It has a listener of its own at the address (SO_REUSEPORT).
@@ -48,45 +48,47 @@ pub enum Sharer {
 /// Callbacks of the owner of adopted listeners, about other processes.
 #[derive(Clone, Copy, Debug)]
 pub struct Watcher {
-    /// A listener's new connections go to the kernel because of another process, or come to
-    /// the stack again (`None`). A thread of the stack calls it.
+    /// Called by a thread of the stack when a listener's new connections go to the kernel
+    /// because of another process, or to the stack again (`None`).
     pub hear: fn(SocketAddr, Option<Sharer>),
-    /// Whether a socket, by the number of its file, is this process's.
+    /// Reports whether a socket, given by its inode, is this process's.
     pub is_own: fn(u32) -> bool,
 }
 
-/// True where another process listens at a port, too (SO_REUSEPORT).
+/// Returns true if another process listens at a port, too (SO_REUSEPORT).
 pub fn another_listens(sockets: &mut SocketDiag, port: u16, is_own: fn(u32) -> bool) -> bool {
     let listening = sockets.listening(port).unwrap_or_default();
     let files = listening.iter().map(|it| it.inode);
     files.into_iter().any(|inode| inode != 0 && !is_own(inode))
 }
 
-/// This process accepts connections by a listening socket from now on. Async-signal-safe.
+/// Records that this process accepts connections by a listening socket from now on.
+/// Async-signal-safe.
 pub fn note_accepting(socket: BorrowedFd<'_>) {
     // A process that cannot lock the byte counts as one that does not accept.
     let _ = lock_byte(socket, ACCEPTS, true);
 }
 
-/// This process was forked off with a listening socket (true), or has executed a program
-/// since (false). Async-signal-safe.
+/// Records that this process was forked with a listening socket (true), or has executed a
+/// program since (false). Async-signal-safe.
 pub fn note_inherited(socket: BorrowedFd<'_>, inherited: bool) {
     let _ = lock_byte(socket, INHERITED, inherited);
 }
 
-/// Another process that accepts connections by a listening socket, or was forked off with it.
+/// Returns another process that accepts connections by a listening socket, or was forked with
+/// it.
 pub fn other_user(socket: BorrowedFd<'_>) -> Option<i32> {
     byte_locker(socket, ACCEPTS..INHERITED + 1).ok().flatten()
 }
 
-/// True while a stack of another process has a listening socket's connections.
+/// Returns true while a stack of another process has a listening socket's connections.
 pub fn is_owned(socket: BorrowedFd<'_>) -> bool {
     byte_locker(socket, OWNS..OWNS + 1).is_ok_and(|owner| owner.is_some())
 }
 
 impl TcpListener {
-    /// Leaves new connections to the kernel socket that was adopted, for good. Connections
-    /// that are here already, and those whose handshake has begun, are accepted as before.
+    /// Leaves new connections to the adopted kernel socket, for good. Existing connections
+    /// here, and those whose handshake has begun, are accepted as before.
     ///
     /// # Errors
     /// EOWNERDEAD in a forked child.
@@ -103,13 +105,13 @@ impl ListenerInner {
         self.adopted.load(Ordering::Acquire)
     }
 
-    /// True while connections to its address begin here.
+    /// Returns true while connections to its address begin here.
     pub(super) fn is_served(&self) -> bool {
         !self.is_shut() && !self.given_back.load(Ordering::SeqCst)
     }
 
-    /// Locks the bytes that say what this process does; a number of the socket that was closed
-    /// has released them.
+    /// Locks the bytes that publish this process's use; closing a descriptor of the socket has
+    /// released them.
     pub(super) fn say_what_it_does(&self) {
         if let Some(kernel) = &self.kernel {
             note_accepting(kernel.as_fd());
@@ -137,8 +139,8 @@ impl ListenerInner {
         Ok(())
     }
 
-    /// Gives connections back that another process may accept, or takes them again. What has
-    /// changed: the other process, or `None` where there is none any more.
+    /// Returns connections that another process may accept to the kernel, or takes them
+    /// again. Returns a change: the other process, or `None` if there is none any more.
     fn look_for_others(
         &self,
         core: &Core,
@@ -169,8 +171,8 @@ impl ListenerInner {
 }
 
 impl Tcp {
-    /// Looks whether other processes have the listeners that were adopted. How long until the
-    /// next look; `None` without such a listener.
+    /// Checks whether other processes have the adopted listeners. Returns the time until the
+    /// next check; `None` without such a listener.
     pub(crate) fn look_for_others(
         &self,
         core: &Core,

@@ -1,20 +1,20 @@
 //! Connections that acknowledgments of cookies have opened while more frames waited.
 //!
-//! A cookie is good for a connection each time that it comes. What a client sends again while
-//! it waits for room is in the listener's channel, and still there when its connection, which
-//! one of the copies has opened, is over: the others are no beginnings.
+//! A cookie is valid for a connection each time that it arrives. A waiting client
+//! retransmits, and the copies are in the listener's channel. One of them opens the
+//! connection; the others may still be there when it has ended. They must not open it again.
 
 use std::collections::VecDeque;
 
 use tidewall_protocol::tcp::FourTuple;
 
-/// Those of one queue, as long as frames may wait that came before.
+/// The connections of one queue, kept as long as frames may wait that arrived before.
 pub(super) struct Opened {
     /// Frames that the channel holds.
     limit: usize,
-    /// Frames that were taken out of the channel.
+    /// Frames taken out of the channel so far.
     taken: u64,
-    /// With how many had been taken before.
+    /// Flows, each with the number of frames taken out before it.
     flows: VecDeque<(u64, FourTuple)>,
 }
 
@@ -27,7 +27,7 @@ impl Opened {
         }
     }
 
-    /// A frame is taken out of the channel.
+    /// Counts a frame taken out of the channel.
     pub(super) fn take_one(&mut self) {
         self.taken += 1;
         while let Some(&(before, _)) = self.flows.front()
@@ -37,7 +37,7 @@ impl Opened {
         }
     }
 
-    /// The channel is empty.
+    /// Called when the channel is empty.
     pub(super) fn clear(&mut self) {
         self.flows.clear();
     }

@@ -24,14 +24,14 @@ use tidewall_stack::core::Core;
 use tidewall_stack::lock::lock;
 
 impl ListenerInner {
-    /// Runs the protocol on the frames that wait, as long as connections may be
-    /// added. Returns how many frames that were.
+    /// Runs the protocol on the waiting frames, as long as connections may be added.
+    /// Returns the number of frames.
     pub(crate) fn process(self: &Arc<Self>, core: &Core) -> usize {
         self.process_as(core, 0)
     }
 
-    /// As [`ListenerInner::process`], by a thread that takes one of the connections
-    /// at once: nobody is woken for it.
+    /// As [`ListenerInner::process`], by a thread that accepts one of the connections at
+    /// once: no other is woken for it.
     pub(super) fn process_and_take(self: &Arc<Self>, core: &Core) -> usize {
         self.process_as(core, 1)
     }
@@ -54,7 +54,7 @@ impl ListenerInner {
         state: &mut State,
         deferred: &mut Deferred,
     ) -> usize {
-        // Out of the state, which segments need too.
+        // Moved out of the state, which segments need too.
         let Some(mut set) = state.channel.take() else {
             return 0;
         };
@@ -108,7 +108,8 @@ impl ListenerInner {
         total
     }
 
-    /// A segment that came another way than by its channel. `silent`: no reset answers it.
+    /// Processes a segment that did not arrive by its channel. `silent`: no reset answers
+    /// it.
     pub(crate) fn take_segment(
         self: &Arc<Self>,
         core: &Core,
@@ -146,9 +147,8 @@ impl ListenerInner {
         reused: Option<u32>,
         deferred: &mut Deferred,
     ) {
-        // Data right behind the handshake's last segment came before the
-        // driver knew where it belongs; so did a copy of a SYN that has opened a
-        // connection.
+        // Data right behind the handshake's last segment arrived before the driver knew
+        // its owner; so did a copy of a SYN that has opened a connection.
         let begins =
             segment.header.flags.contains(Flags::SYN) && !segment.header.flags.contains(Flags::ACK);
         if (!begins || state.options.fast_open > 0)
@@ -159,11 +159,11 @@ impl ListenerInner {
             return;
         }
         if begins && self.is_shut() {
-            // Its peer sends it again, to the next listener.
+            // Its peer retransmits it, to the next listener.
             return;
         }
         if Tcp::of(core).memory.is_exhausted() {
-            // The peer sends its SYN, or the end of its handshake, again.
+            // The peer retransmits its SYN, or the end of its handshake.
             Tcp::of(core).counters.no_memory();
             return;
         }
@@ -180,8 +180,9 @@ impl ListenerInner {
         protocol.set_origin(origin.to_bits());
         let origin = *origin;
         let may_come_again = !begins && protocol.takes_cookies();
-        // Kept until the driver knows what it answers: another thread may have the device
-        // send at any time, and what comes back before is the kernel's, which resets it.
+        // Kept until the driver knows the flow that it answers. Another thread may make
+        // the device send at any time, and a reply that arrives before goes to the
+        // kernel, which resets it.
         let mut answer = None;
         let mut send = |flow: &FourTuple, outgoing: &tcp::Outgoing<'static>| {
             if !(origin.silent && outgoing.header.flags.contains(Flags::RST)) {
@@ -195,7 +196,7 @@ impl ListenerInner {
         match reaction {
             Reaction::Nothing => {}
             Reaction::HalfOpen(flow) => {
-                // Where there is no room for it, there is none for the connection.
+                // Without room for it, there is none for the connection.
                 Tcp::of(core).enter_flow(core, &flow, id, Part::HalfOpen);
             }
             Reaction::Established(handshake)
@@ -204,7 +205,8 @@ impl ListenerInner {
                 core.causes.protocol(DropReason::TcpNoConnection);
             }
             Reaction::Established(handshake) => {
-                // Of a SYN that opens it: before what the connection sends.
+                // The SYN-ACK of a SYN that opens it leaves before the connection's
+                // output.
                 let answer = answer.take();
                 let opened = self.open(core, state, &handshake, segment, answer, deferred);
                 let another = sharer.filter(|it| !Arc::ptr_eq(it, self));
@@ -276,13 +278,14 @@ impl ListenerInner {
         Some(connection)
     }
 
-    /// A connection that a SYN has opened is no longer in its handshake.
+    /// Called when a connection that a SYN has opened has completed its handshake.
     pub(crate) fn fast_open_done(&self, reset: bool) {
         let count = if reset { &self.reset } else { &self.opened };
         count.fetch_add(1, Ordering::Relaxed);
     }
 
-    /// Whose connections hold no lock that this needs.
+    /// Reports finished Fast Open handshakes. The connections hold no lock that this
+    /// needs.
     fn tell_fast_open(&self, protocol: &mut Listener, now: Duration) {
         for (count, reset) in [(&self.opened, false), (&self.reset, true)] {
             for _ in 0..count.swap(0, Ordering::Relaxed) {
@@ -291,8 +294,8 @@ impl ListenerInner {
         }
     }
 
-    /// Its options, the kernel's parameters or the keys of the stack's cookies have
-    /// changed.
+    /// Called when its options, the kernel's parameters or the keys of the stack's
+    /// cookies have changed.
     pub(crate) fn refresh(&self, core: &Core) {
         let mut state = lock(&self.state);
         let State {
@@ -303,10 +306,10 @@ impl ListenerInner {
         protocol.set_defer_accept(options.defer_accept);
     }
 
-    /// What follows a change: wake-ups, the timer, the driver's cookies.
+    /// Handles the consequences of a change: wake-ups, the timer, the driver's cookies.
     ///
-    /// `before`: connections established before it. `takes`: connections that the
-    /// caller takes.
+    /// `before`: connections established before it. `takes`: connections that the caller
+    /// accepts.
     fn update(&self, core: &Core, state: &mut State, before: u32, takes: usize) {
         if state.established != before {
             self.announce(self.waiting.load(Ordering::SeqCst) > takes);
@@ -320,7 +323,7 @@ impl ListenerInner {
         }
     }
 
-    /// Says to the driver what it is to do about cookies, where that has changed.
+    /// Updates the driver's cookie mode, if it has changed.
     fn tell_cookies(&self, core: &Core, state: &State) {
         if !self.is_served() {
             return;
@@ -334,12 +337,12 @@ impl ListenerInner {
             CookieMode::Off
         };
         if cookies != std::mem::replace(&mut *lock(&self.cookies), cookies) {
-            // The port is one that listens, and there is a key.
+            // It cannot fail: the port is listening, and there is a key.
             let _ = core.tables.set_cookies(self.local.port(), cookies);
         }
     }
 
-    /// Retransmits and forgets what is due.
+    /// Retransmits SYN-ACKs and expires half-open connections that are due.
     pub(super) fn run_timer(self: &Arc<Self>, core: &Core) {
         Deferred::collect(core, |deferred| {
             let mut state = lock(&self.state);
@@ -347,7 +350,7 @@ impl ListenerInner {
                 return;
             }
             let before = state.established;
-            // What answers the SYN-ACKs may be here already.
+            // Answers to the SYN-ACKs may have arrived already.
             self.take_frames(core, &mut state, deferred);
             let now = core.now();
             state.armed = Duration::MAX;
@@ -371,7 +374,7 @@ impl ListenerInner {
         });
     }
 
-    /// Closes it: its channel, and the flows that were half open.
+    /// Closes it; returns its channel, and the flows that were half open.
     pub(super) fn close(&self) -> (Option<ChannelSet>, Vec<FourTuple>) {
         let mut state = lock(&self.state);
         let mut half_open = Vec::new();
@@ -383,7 +386,7 @@ impl ListenerInner {
 }
 
 impl State {
-    /// True for a flow whose connection a copy of the segment has opened that is being processed.
+    /// Returns true for a flow whose connection a copy of the current segment has opened.
     fn has_opened(&self, flow: &FourTuple) -> bool {
         let of_queue = self.opened.get(self.origin.queue);
         of_queue.is_some_and(|opened| opened.contains(flow))

@@ -1,7 +1,7 @@
-//! Listeners at one address (SO_REUSEPORT): whose a connection is.
+//! Listeners at one address (SO_REUSEPORT), and the owner of each connection.
 //!
-//! The driver gives SYNs to the channel of one of them, whose protocol makes the
-//! connections; each is accepted from the one that its flow's hash says.
+//! The driver delivers SYNs to the channel of one of them, whose protocol creates the
+//! connections. The hash of a connection's flow determines the listener that accepts it.
 
 use std::sync::Arc;
 
@@ -15,8 +15,8 @@ use tidewall_stack::core::Core;
 use tidewall_stack::lock::lock;
 
 impl Tcp {
-    /// Those that listen at the address of one that shares it (SO_REUSEPORT); itself too,
-    /// while it does.
+    /// Returns the listeners at the address of one that shares it (SO_REUSEPORT),
+    /// including itself while it listens.
     pub(super) fn sharers(&self, listener: &ListenerInner) -> Vec<Arc<ListenerInner>> {
         if !listener.shares {
             return Vec::new();
@@ -29,7 +29,7 @@ impl Tcp {
             .collect()
     }
 
-    /// Whose a connection is of those; `None` where nobody shares.
+    /// Returns the listener that owns a connection; `None` if the address is not shared.
     pub(super) fn sharer(
         &self,
         listener: &ListenerInner,
@@ -42,13 +42,14 @@ impl Tcp {
 }
 
 impl ListenerInner {
-    /// Has the driver give another listener what begins connections to its address, or nobody.
+    /// Makes the driver deliver the beginnings of connections to another listener at the
+    /// address, or to none.
     pub(super) fn bequeath(&self, core: &Core) {
         let _binding = lock(&core.binding);
         let port = self.local.port();
         match Tcp::of(core).sharers(self).pop() {
             Some(successor) if successor.listen(core).is_ok() => {
-                // It says anew what the driver is to do about them.
+                // The successor sets the driver's cookie mode again.
                 *lock(&successor.cookies) = CookieMode::Off;
                 let _ = core.tables.set_cookies(port, CookieMode::Off);
             }
@@ -56,19 +57,19 @@ impl ListenerInner {
         }
     }
 
-    /// True for one that listens at the same address.
+    /// Returns true for one that listens at the same address.
     fn is_beside(&self, other: &ListenerInner) -> bool {
         self.shares && other.shares && self.key() == other.key() && other.is_served()
     }
 
-    /// Whether frames wait in its channel, as no connection may be added. Those of others
-    /// that have the address come by the same channel.
+    /// Reports whether frames wait in its channel because no connection may be added.
+    /// Frames of others that have the address arrive by the same channel.
     pub(super) fn is_held_back(&self) -> bool {
         !self.shares && self.is_full()
     }
 
-    /// A connection that another at the address has made is to be accepted. False where
-    /// this one is closed, and resets those that wait, or has done so.
+    /// Queues a connection that another listener at the address has created. Returns
+    /// false if this one is closed, and resets waiting connections, or has done so.
     pub(super) fn take_over(&self, connection: &Arc<ConnectionInner>) -> bool {
         {
             let mut accepted = lock(&self.accepted);

@@ -1,4 +1,4 @@
-//! What a listener has the driver know before its answer can leave.
+//! Facts that a listener enters with the driver before its answer can leave.
 
 use std::time::{Duration, Instant};
 
@@ -18,11 +18,11 @@ use tidewall_stack::stack::MemoryConfig;
 const NEAR: MacAddress = MacAddress([2, 0, 0, 0, 0, 1]);
 const FAR: MacAddress = MacAddress([2, 0, 0, 0, 0, 2]);
 
-/// Half-open connections of one network that a small listener remembers; to those beyond
-/// it answers with cookies.
+/// Half-open connections per network that a small listener remembers; those beyond are
+/// answered with cookies.
 const REMEMBERED: u16 = 4;
 
-/// A header of a client's, and its flow as the server sees it.
+/// Returns a client's header, and its flow as the server sees it.
 fn from_client(port: u16, flags: Flags) -> (FourTuple, Header) {
     let flow = FourTuple {
         local: "10.0.0.2:80".parse().unwrap(),
@@ -44,7 +44,7 @@ fn from_client(port: u16, flags: Flags) -> (FourTuple, Header) {
     (flow, header)
 }
 
-/// A client's acknowledgment in a frame.
+/// Returns a client's acknowledgment in a frame.
 fn acknowledgment(port: u16) -> Vec<u8> {
     let (flow, header) = from_client(port, Flags::ACK);
     let link = tidewall_protocol::tcp::Link {
@@ -69,7 +69,7 @@ fn acknowledgment(port: u16) -> Vec<u8> {
     frame
 }
 
-/// Gives a stack the SYN of a client.
+/// Delivers a client's SYN to a stack.
 fn syn(stack: &StackHandle, port: u16) {
     let (flow, header) = from_client(port, Flags::SYN);
     let segment = Segment {
@@ -82,8 +82,8 @@ fn syn(stack: &StackHandle, port: u16) {
     Tcp::of(core).dispatch(core, &segment, NEAR, 0, false);
 }
 
-/// Gives the stack of a listener SYNs, of which nothing that answers the last can leave
-/// before `is_known` holds, or time is over; says which.
+/// Delivers SYNs to a listener's stack. No answer to the last can leave before `is_known`
+/// holds, or time is over; returns which.
 fn knows_first(syns: u16, mut is_known: impl FnMut(&StackHandle, &Link, u64) -> bool) -> bool {
     let (link, _, end) = pair(LinkConfig::default()).unwrap();
     let counters = end.tables.trusted.counters(0);
@@ -101,7 +101,7 @@ fn knows_first(syns: u16, mut is_known: impl FnMut(&StackHandle, &Link, u64) -> 
     for port in 1..syns {
         syn(&stack, 1000 + port);
     }
-    // Who has the device's ring may have it send at any time.
+    // A thread that holds the device's ring may make it send at any time.
     let sending = lock(&stack.core().receiver.queues[0].transmitter);
     let other = stack.clone();
     let thread = std::thread::spawn(move || syn(&other, 1000 + syns));

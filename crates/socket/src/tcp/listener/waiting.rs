@@ -1,4 +1,4 @@
-//! What a listener's channel and the kernel bring, and who waits for it.
+//! Input of a listener's channel and of the kernel, and its waiters.
 
 use std::os::fd::AsRawFd;
 use std::sync::Arc;
@@ -18,8 +18,8 @@ use tidewall_stack::lock::lock;
 use tidewall_stack::threads::{Waitable, Waker};
 
 impl Endpoint for ListenerInner {
-    /// A full accept queue leaves frames in the channel: the driver then drops what
-    /// comes after them.
+    /// A full accept queue leaves frames in the channel: the driver then drops those
+    /// after them.
     fn on_frames(self: Arc<Self>, core: &Core, _channel: u16) {
         if self.is_held_back() {
             return;

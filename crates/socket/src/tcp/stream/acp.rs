@@ -1,4 +1,4 @@
-//! Connections of frames: a frame a call, as SOCK_SEQPACKET has it.
+//! Connections of frames: one frame per call, as in SOCK_SEQPACKET.
 
 use std::io::{self, IoSlice, IoSliceMut};
 
@@ -8,18 +8,18 @@ use super::{Phase, TcpStream};
 use crate::pieces::scatter;
 use crate::tcp::connection::{State, error};
 
-/// What a call has received of a frame.
+/// The part of a frame that a call has received.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct ReceivedFrame {
     /// Bytes of the frame's payload.
     pub length: usize,
-    /// Bytes of it that the buffers took, from the first on: fewer where they are
-    /// shorter (MSG_TRUNC). The rest is lost, unless the call only looked.
+    /// Bytes copied into the buffers, from the first on: fewer if they are shorter
+    /// (MSG_TRUNC). The rest is lost, unless the call only peeked.
     pub copied: usize,
 }
 
 impl ReceivedFrame {
-    /// What a receiving call returns for it: with MSG_TRUNC its whole length.
+    /// Returns the result of a receiving call: with MSG_TRUNC the frame's whole length.
     pub(crate) fn returned(&self, flags: i32) -> usize {
         if flags & libc::MSG_TRUNC != 0 {
             self.length
@@ -30,21 +30,21 @@ impl ReceivedFrame {
 }
 
 impl TcpStream {
-    /// True for a connection of frames ([`Framing`](crate::tcp::Framing)): then each
-    /// call that reads takes one frame, of which what does not fit its buffers is lost,
-    /// and each that writes sends one.
+    /// Returns true for a connection of frames ([`Framing`](crate::tcp::Framing)). Each
+    /// read then receives one frame, whose excess over the buffers is lost, and each
+    /// write sends one.
     pub fn is_framed(&self) -> bool {
         self.own_connection()
             .is_some_and(|connection| connection.is_framed())
     }
 
-    /// Receives a frame into several buffers, in turn. `None` is the end of what the
-    /// peer sends: a frame may be empty. `flags`: MSG_DONTWAIT and MSG_PEEK; others
-    /// change nothing.
+    /// Receives a frame into several buffers, in turn. `None` means that the peer sends
+    /// no more: a frame may be empty. `flags`: MSG_DONTWAIT and MSG_PEEK; others are
+    /// ignored.
     ///
     /// # Errors
-    /// As [`std::io::Read::read`] of this type; EPROTO once what came is no frame;
-    /// EINVAL for a connection that carries a stream.
+    /// Those of [`std::io::Read::read`] of this type; EPROTO once the received bytes are
+    /// no frame; EINVAL for a connection that carries a stream.
     pub fn receive_frame(
         &self,
         buffers: &mut [IoSliceMut<'_>],
@@ -69,9 +69,9 @@ impl TcpStream {
         Ok(received)
     }
 
-    /// The most payload of a frame now, in bytes: a segment of the connection less four.
-    /// It becomes less when the path turns out to carry less. `None` where no frames
-    /// are carried, or the handshake is not complete.
+    /// Returns the largest payload of a frame now, in bytes: a segment of the connection
+    /// less four. It decreases when the path turns out to carry less. `None` if the
+    /// connection carries no frames, or the handshake is not complete.
     pub fn frame_max(&self) -> Option<usize> {
         let connection = self.own_connection()?;
         let state = connection.look();
@@ -83,7 +83,7 @@ impl TcpStream {
     }
 }
 
-/// Sends a frame from several pieces.
+/// Sends a frame in several pieces.
 pub(super) fn write(state: &mut State, pieces: &[IoSlice<'_>], more: bool) -> Result<usize, Errno> {
     state.connection.write_frame(pieces, more)?;
     Ok(pieces.iter().map(|piece| piece.len()).sum())

@@ -1,4 +1,4 @@
-//! How connections of the application's begin.
+//! Beginning connections on behalf of the application.
 
 use std::io;
 use std::net::{SocketAddr, TcpStream as KernelTcp};
@@ -31,21 +31,21 @@ use tidewall_stack::ip::routes::Neighbour;
 use tidewall_stack::kernel_calls;
 use tidewall_stack::lock::lock;
 
-/// Ephemeral ports that are tried before a connection to one peer is given up.
+/// Ephemeral ports that are tried before a connection to one peer fails.
 const PORTS_TRIED: usize = 16;
 
-/// How to connect.
+/// Options of connecting.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct ConnectOptions {
     /// TCP_FASTOPEN_CONNECT; see [`TcpStream::connect_fast_open`].
     pub fast_open: bool,
-    /// TCP_FASTOPEN_NO_COOKIE: with Fast Open, data goes with the SYN although no
+    /// TCP_FASTOPEN_NO_COOKIE: with Fast Open, data leaves with the SYN although no
     /// cookie of the server is known.
     pub fast_open_without_cookie: bool,
-    /// Address and port to connect from, as by `bind` before `connect`; an
-    /// unspecified address or port 0 leaves it to the stack.
+    /// Local address and port, as by `bind` before `connect`; an unspecified address or
+    /// port 0 is chosen by the stack.
     pub local: Option<SocketAddr>,
-    /// What the connection begins with.
+    /// Initial options of the connection.
     pub stream: StreamOptions,
 }
 
@@ -59,7 +59,7 @@ impl TcpStream {
         Self::connect_until(stack, address, None)
     }
 
-    /// As [`TcpStream::connect`], for so long at most.
+    /// As [`TcpStream::connect`], with a timeout.
     ///
     /// # Errors
     /// As [`TcpStream::connect`]; ETIMEDOUT at the timeout; EINVAL for a zero
@@ -76,12 +76,12 @@ impl TcpStream {
         Self::connect_until(stack, *address, now.checked_add(timeout))
     }
 
-    /// Begins to connect and returns a nonblocking stream at once. It becomes
-    /// writable when the connection is there or has failed;
-    /// [`TcpStream::take_error`] says which.
+    /// Begins to connect and returns a nonblocking stream at once. It becomes writable
+    /// when the connection is established or has failed; [`TcpStream::take_error`]
+    /// reports which.
     ///
     /// # Errors
-    /// As [`TcpStream::connect`], of what is known at once.
+    /// Those of [`TcpStream::connect`] that are known at once.
     pub fn connect_nonblocking(stack: &StackHandle, address: SocketAddr) -> io::Result<Self> {
         Self::connect_nonblocking_with(stack, address, &ConnectOptions::default())
     }
@@ -98,13 +98,13 @@ impl TcpStream {
         Self::begin(stack, address, Some(None), options)?.connected(None)
     }
 
-    /// As [`TcpStream::connect_nonblocking_with`], for a socket of the kernel's that an
-    /// application has made and has not connected. If that is bound, the connection is from
-    /// its address, and it holds the port as long as the connection needs it.
-    /// [`ConnectOptions::local`] is not looked at.
+    /// As [`TcpStream::connect_nonblocking_with`], for an unconnected kernel socket that an
+    /// application has created. If that is bound, the connection uses its address, and it
+    /// holds the port as long as the connection needs it. [`ConnectOptions::local`] is
+    /// ignored.
     ///
-    /// `None`: the way to the address is not by the stack's interface, so that the connection
-    /// is the kernel's to make, with this socket; nothing was done.
+    /// `None`: the route to the address does not use the stack's interface, so the kernel
+    /// makes the connection, with this socket; nothing was done.
     ///
     /// # Errors
     /// As [`TcpStream::connect_nonblocking_with`].
@@ -131,7 +131,7 @@ impl TcpStream {
     /// As [`TcpStream::connect_nonblocking`], with options.
     ///
     /// # Errors
-    /// As [`TcpStream::connect_with`], of what is known at once.
+    /// Those of [`TcpStream::connect_with`] that are known at once.
     pub fn connect_nonblocking_with(
         stack: &StackHandle,
         address: SocketAddr,
@@ -142,17 +142,16 @@ impl TcpStream {
         Ok(stream)
     }
 
-    /// Connects with Fast Open (RFC 7413), as `connect` does with
-    /// TCP_FASTOPEN_CONNECT. Where a cookie of the server is known, this returns at
-    /// once, and what is written first goes with the SYN; the connection's failure
-    /// shows in reading or writing. Where none is known, it waits as
-    /// [`TcpStream::connect`] does, and asks for one. Cookies are remembered by
-    /// server, 4096 of them; after timeouts that suggest that the network swallows
+    /// Connects with Fast Open (RFC 7413), as `connect` does with TCP_FASTOPEN_CONNECT.
+    /// If a cookie of the server is known, this returns at once, and the first write
+    /// leaves with the SYN. Reading or writing then reports a failure to connect. Without
+    /// a cookie it waits as [`TcpStream::connect`] does, and requests one. Cookies of
+    /// 4096 servers are remembered. After timeouts that suggest that the network drops
     /// such SYNs, ordinary ones are sent for an hour or more.
     ///
-    /// The first bytes may reach the server's application twice (RFC 7413 §2.1):
-    /// they must be such that this does no harm. [`Info::syn_data`](crate::tcp::Info::syn_data) says whether
-    /// they were taken with the SYN.
+    /// The first bytes may reach the server's application twice (RFC 7413 §2.1), so they must be
+    /// harmless if repeated. [`Info::syn_data`](crate::tcp::Info::syn_data) reports whether the
+    /// SYN's data was accepted.
     ///
     /// # Errors
     /// As [`TcpStream::connect`].
@@ -160,12 +159,12 @@ impl TcpStream {
         Self::connect_with(stack, address, &ConnectOptions::fast())
     }
 
-    /// As [`TcpStream::connect_fast_open`], for a nonblocking stream: it becomes
-    /// writable at once where a cookie is known, and otherwise as with
+    /// As [`TcpStream::connect_fast_open`], for a nonblocking stream. It becomes writable
+    /// at once if a cookie is known, and otherwise as with
     /// [`TcpStream::connect_nonblocking`].
     ///
     /// # Errors
-    /// As [`TcpStream::connect`], of what is known at once.
+    /// Those of [`TcpStream::connect`] that are known at once.
     pub fn connect_fast_open_nonblocking(
         stack: &StackHandle,
         address: SocketAddr,
@@ -182,7 +181,7 @@ impl TcpStream {
         Self::begin(stack, address, Some(deadline), &options)?.connected(deadline)
     }
 
-    /// True while its SYN waits for what is written first
+    /// Returns true while its SYN waits for the first write
     /// ([`TcpStream::connect_fast_open`]).
     pub fn awaits_first_write(&self) -> bool {
         self.own_connection()
@@ -224,8 +223,8 @@ impl TcpStream {
         }
     }
 
-    /// Sends the SYN. `wait`: a connection of the kernel's is waited for, until
-    /// the deadline in it, which goes with no options.
+    /// Sends the SYN. `wait`: waits for a kernel connection, until the deadline in it,
+    /// which excludes options.
     fn begin(
         stack: &StackHandle,
         address: SocketAddr,
@@ -234,15 +233,14 @@ impl TcpStream {
     ) -> io::Result<Self> {
         match Self::begin_here(stack, address, options, None, Patience::Restart)? {
             Some(stream) => Ok(stream),
-            // Nobody there would put frames into segments of their own.
+            // The kernel would not put frames into segments of their own.
             None if options.stream.framing.is_acp() => Err(error(tcp::Errno::PROTONOSUPPORT)),
             None => Self::begin_in_kernel(stack, canonical(address), wait, options),
         }
     }
 
-    /// As [`TcpStream::begin`], by the stack's interface; `None`: the way is another, which
-    /// the kernel knows. `holder`: a socket of the kernel's that is bound to
-    /// `options.local`.
+    /// As [`TcpStream::begin`], by the stack's interface. `None`: the route is another,
+    /// which the kernel knows. `holder`: a kernel socket that is bound to `options.local`.
     fn begin_here(
         stack: &StackHandle,
         address: SocketAddr,
@@ -292,8 +290,8 @@ impl TcpStream {
                 local: SocketAddr::new(source, port),
                 remote,
             };
-            // On any address: the table of ports by address is not for
-            // thousands, and what belongs to no flow goes to the kernel.
+            // On any address: the table of ports by address is not made for thousands,
+            // and segments without a flow go to the kernel.
             let ports = &Tcp::of(core).ports;
             ports.enter(&core.netdev.owner, None, port, held, None, patience)?;
             let config = options.stream.apply(Tcp::of(core).config(remote.is_ipv4()));
@@ -302,11 +300,11 @@ impl TcpStream {
                 let tcp = &Tcp::of(core);
                 tcp.open(core, connection, neighbour, 0, HOP_LIMIT, deferred)
             });
-            // The connection is a user of the port now, or nobody is.
+            // Either the connection uses the port now, or nothing does.
             Tcp::of(core).ports.leave(&core.netdev.owner, port);
             if let Some(connection) = opened {
                 let stream = Self::own(connection, stack.clone(), false);
-                // A connect that blocks sends it before it sleeps.
+                // A blocking connect sends it before it sleeps.
                 stream.send_unless(in_turn(core), false);
                 return Ok(Some(stream));
             }
@@ -352,7 +350,7 @@ impl TcpStream {
 }
 
 impl ConnectOptions {
-    /// With Fast Open and nothing else.
+    /// Options with Fast Open and nothing else.
     fn fast() -> Self {
         Self {
             fast_open: true,
@@ -362,8 +360,8 @@ impl ConnectOptions {
 }
 
 impl Tcp {
-    /// A port for a connection from `source`, its own unless that is 0, and the kernel socket that keeps
-    /// others from it.
+    /// Returns a port for a connection from `source`, its own unless that is 0, and the kernel
+    /// socket that reserves it.
     fn take_port(
         &self,
         core: &Core,
@@ -385,7 +383,7 @@ impl Tcp {
         let (v6, flags) = (source.is_ipv6(), SocketFlags::NONBLOCK);
         let socket = kernel_calls::socket(v6, SocketType::STREAM, flags, None)?;
         bind(&socket, &source)?;
-        // The standard library can ask for its address.
+        // The standard library can return its address.
         let socket = std::net::TcpListener::from(socket);
         let port = socket.local_addr()?.port();
         Ok((port, Some(Unshared::new(OwnedFd::from(socket))?)))

@@ -9,7 +9,7 @@ use tidewall_protocol::tcp::{self, SendFlags};
 use super::TcpStream;
 use crate::tcp::connection::error;
 
-/// Why nothing was taken.
+/// The reason that nothing was sent.
 enum Refusal {
     Stream(tcp::Errno),
     File,
@@ -23,16 +23,17 @@ impl From<tcp::Errno> for Refusal {
 
 impl TcpStream {
     /// Sends up to `count` bytes of a file from an offset on, without a copy outside the
-    /// send buffer. Never waits: neither for room nor for a disk. `more`: MSG_MORE follows
-    /// these bytes. Returns how many bytes were taken; 0 at the end of the file.
+    /// send buffer. Never waits, neither for room nor for a disk. `more`: MSG_MORE follows
+    /// these bytes. Returns how many bytes were accepted; 0 at the end of the file.
     ///
     /// The connection is locked while the page cache is copied, as it is while a write is.
     ///
     /// # Errors
-    /// `WouldBlock` without room, and until the handshake is complete. `Unsupported` for a
-    /// kernel connection, for one of frames, for one whose SYN awaits data, and where the file
-    /// gives no bytes at once (RWF_NOWAIT of preadv2(2)): the caller reads those, or learns the
-    /// file's error. The error that ended the connection.
+    /// - `WouldBlock` without room, and until the handshake is complete.
+    /// - `Unsupported` for a kernel connection, for one of frames, and for one whose SYN awaits
+    ///   data. It is also returned if the file returns no bytes at once (RWF_NOWAIT of
+    ///   preadv2(2)): the caller reads those, or receives the file's error.
+    /// - The error that ended the connection.
     pub fn send_file(
         &self,
         file: impl AsFd,

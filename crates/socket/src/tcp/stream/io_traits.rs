@@ -8,8 +8,8 @@ use super::{Inner, Sending, TcpStream};
 use tidewall_stack::kernel_calls;
 
 /// # Errors
-/// EAGAIN when nonblocking or at the timeout, ECONNRESET, ETIMEDOUT, EINTR, and
-/// what ICMP reported while nothing came.
+/// EAGAIN when nonblocking or at the timeout, ECONNRESET, ETIMEDOUT, EINTR, and ICMP
+/// errors while no data arrived.
 impl Read for &TcpStream {
     fn read(&mut self, buffer: &mut [u8]) -> io::Result<usize> {
         self.receive_pieces(&mut [IoSliceMut::new(buffer)], 0)
@@ -21,8 +21,9 @@ impl Read for &TcpStream {
 }
 
 impl TcpStream {
-    /// Receives into several buffers (a frame, where such are carried), with flags of `recvmsg`:
-    /// MSG_DONTWAIT, MSG_PEEK and MSG_TRUNC (bytes are dropped). Others are the kernel's business.
+    /// Receives into several buffers (one frame, on a connection of frames), with flags of
+    /// `recvmsg`: MSG_DONTWAIT, MSG_PEEK and MSG_TRUNC (bytes are dropped). Others apply to the
+    /// kernel.
     pub fn receive_pieces(&self, buffers: &mut [IoSliceMut<'_>], flags: i32) -> io::Result<usize> {
         let connection = match &self.inner {
             Inner::Kernel(kernel) => {
@@ -67,8 +68,8 @@ impl TcpStream {
         })
     }
 
-    /// Sends several buffers, with flags of `sendmsg`: MSG_DONTWAIT, MSG_MORE,
-    /// MSG_EOR and MSG_ZEROCOPY; others are the kernel's business.
+    /// Sends several buffers, with flags of `sendmsg`: MSG_DONTWAIT, MSG_MORE, MSG_EOR
+    /// and MSG_ZEROCOPY; others apply to the kernel.
     pub fn send_pieces(&self, buffers: &[IoSlice<'_>], flags: i32) -> io::Result<usize> {
         match &self.inner {
             Inner::Kernel(kernel) => kernel_calls::send(&kernel.stream, buffers, None, flags),

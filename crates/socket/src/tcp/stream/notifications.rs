@@ -1,6 +1,6 @@
-//! When bytes of a stream left, were acknowledged and came, and when the memory
-//! they were written from is free: Linux's `SO_TIMESTAMPING`, `MSG_ZEROCOPY` and
-//! error queue (`MSG_ERRQUEUE`).
+//! Reports when bytes of a stream left, were acknowledged and arrived, and when their
+//! memory is free: Linux's `SO_TIMESTAMPING`, `MSG_ZEROCOPY` and error queue
+//! (`MSG_ERRQUEUE`).
 
 use std::io::{self, IoSlice};
 use std::time::Instant;
@@ -9,9 +9,8 @@ use tidewall_protocol::tcp::{Connection, Notification as Reported, Timestamping}
 
 use super::TcpStream;
 
-/// What a stream reports beside its bytes (an entry of Linux's error queue): times
-/// that [`Timestamping`] asks for, and calls of [`TcpStream::write_zero_copy`] that
-/// are done.
+/// A stream's report beside its bytes (an entry of Linux's error queue): times that
+/// [`Timestamping`] requests, and completed calls of [`TcpStream::write_zero_copy`].
 pub type Notification = Reported<Instant>;
 
 fn unsupported<T>() -> io::Result<T> {
@@ -19,13 +18,12 @@ fn unsupported<T>() -> io::Result<T> {
 }
 
 impl TcpStream {
-    /// Which times are reported (SO_TIMESTAMPING): of writes by
-    /// [`TcpStream::take_notifications`], of what is read by
-    /// [`TcpStream::read_timestamp`]. A write is one call: of `write_all` each turn
-    /// is one.
+    /// Sets which times are reported (SO_TIMESTAMPING): of writes by
+    /// [`TcpStream::take_notifications`], of reads by [`TcpStream::read_timestamp`]. A
+    /// write is one call: in `write_all`, each iteration is one.
     ///
     /// # Errors
-    /// `Unsupported` for a connection of the kernel's.
+    /// `Unsupported` for a kernel connection.
     pub fn set_timestamping(&self, timestamping: Timestamping) -> io::Result<()> {
         self.set(
             |state, _| state.connection.set_timestamping(timestamping),
@@ -41,7 +39,8 @@ impl TcpStream {
         self.ask(Connection::timestamping, |_| unsupported())
     }
 
-    /// Whether completions of [`TcpStream::write_zero_copy`] are reported (SO_ZEROCOPY).
+    /// Sets whether completions of [`TcpStream::write_zero_copy`] are reported
+    /// (SO_ZEROCOPY).
     ///
     /// # Errors
     /// As [`TcpStream::set_timestamping`].
@@ -53,13 +52,13 @@ impl TcpStream {
     }
 
     /// Writes as MSG_ZEROCOPY does: with [`TcpStream::set_zero_copy`] a
-    /// [`Notification::Free`] follows. This stack copies into its send buffer all
-    /// the same and says so, at once: the call is here for programs that are
-    /// written to be reported, and gains nothing over an ordinary write.
+    /// [`Notification::Free`] follows. This stack copies into its send buffer all the
+    /// same, and reports so at once. The call serves programs that expect these reports,
+    /// and gains nothing over an ordinary write.
     ///
     /// # Errors
-    /// As [`std::io::Write::write`] of this type, and as
-    /// [`TcpStream::set_timestamping`]. What fails has no number.
+    /// Those of [`std::io::Write::write`] of this type, and of
+    /// [`TcpStream::set_timestamping`]. A call that fails has no number.
     pub fn write_zero_copy(&self, buffer: &[u8]) -> io::Result<usize> {
         match self.kernels() {
             Some(_) => unsupported(),
@@ -67,12 +66,12 @@ impl TcpStream {
         }
     }
 
-    /// Moves notifications to the end of `into`, oldest first, and returns how
-    /// many that were. Never waits: a [`Selector`](crate::Selector) reports
+    /// Moves notifications to the end of `into`, oldest first, and returns their number.
+    /// Never waits: a [`Selector`](crate::Selector) reports
     /// [`Event::error`](crate::tcp::Event::error) while there are some.
     ///
-    /// 1024 are kept; times beyond that are lost and counted
-    /// ([`TcpStream::notifications_lost`]), memory that is free is always reported.
+    /// 1024 are kept. Times beyond that are lost and counted
+    /// ([`TcpStream::notifications_lost`]); free memory is always reported.
     ///
     /// # Errors
     /// As [`TcpStream::set_timestamping`].
@@ -84,7 +83,7 @@ impl TcpStream {
         Ok(into.len() - before)
     }
 
-    /// Takes the oldest of what [`TcpStream::take_notifications`] would.
+    /// Takes the oldest notification that [`TcpStream::take_notifications`] would return.
     ///
     /// # Errors
     /// As [`TcpStream::set_timestamping`].
@@ -99,8 +98,8 @@ impl TcpStream {
         Ok(reported.map(|reported| reported.by(|at| core.clock.instant(at))))
     }
 
-    /// Times that were asked for and not reported: too many waited, or a write had
-    /// left before it was complete.
+    /// Returns how many requested times were not reported: too many waited, or a write
+    /// had left before it was complete.
     ///
     /// # Errors
     /// As [`TcpStream::set_timestamping`].
@@ -108,10 +107,10 @@ impl TcpStream {
         self.ask(Connection::notifications_lost, |_| unsupported())
     }
 
-    /// When the last byte that was read had come, in order, to this stack: with
-    /// [`Timestamping::received`], and if it came after that was asked for. The
-    /// time is when the protocol ran on it, which is lazy: in the thread that
-    /// reads or waits (docs/architecture.md).
+    /// Returns when the last byte that was read had arrived, in order, at this stack. It
+    /// requires [`Timestamping::received`], and that the byte arrived after that was set.
+    /// The time is when the protocol ran on it, which is lazy: in the thread that reads
+    /// or waits (docs/architecture.md).
     ///
     /// # Errors
     /// As [`TcpStream::set_timestamping`].

@@ -1,4 +1,4 @@
-//! What can be set on a stream, and asked of it.
+//! Options of a stream, and queries.
 
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd};
@@ -13,17 +13,17 @@ use crate::tcp::connection::{State, error};
 use crate::tcp::kernel_stream::{self, KernelStream, TCP_NOTSENT_LOWAT};
 
 impl TcpStream {
-    /// Makes reading and writing return EAGAIN instead of waiting.
+    /// Makes reading and writing return EAGAIN when they would block.
     ///
     /// # Errors
-    /// What the kernel reports, for a connection of its own.
+    /// The kernel's errors, for a kernel connection.
     pub fn set_nonblocking(&self, nonblocking: bool) -> io::Result<()> {
         self.nonblocking.store(nonblocking, Ordering::Relaxed);
         self.kernels()
             .map_or(Ok(()), |kernel| kernel.stream.set_nonblocking(nonblocking))
     }
 
-    /// Whether reading and writing return EAGAIN instead of waiting.
+    /// Reports whether reading and writing return EAGAIN when they would block.
     pub fn is_nonblocking(&self) -> bool {
         self.nonblocking.load(Ordering::Relaxed)
     }
@@ -48,7 +48,7 @@ impl TcpStream {
             .map_or(Ok(()), |kernel| kernel.stream.set_write_timeout(timeout))
     }
 
-    /// The bound on reading, if any.
+    /// Returns the bound on reading, if any.
     ///
     /// # Errors
     /// None; the signature is the standard library's.
@@ -56,7 +56,7 @@ impl TcpStream {
         Ok(self.read_timeout.get())
     }
 
-    /// The bound on writing, if any.
+    /// Returns the bound on writing, if any.
     ///
     /// # Errors
     /// None; the signature is the standard library's.
@@ -67,7 +67,7 @@ impl TcpStream {
     /// Sends small segments at once (TCP_NODELAY).
     ///
     /// # Errors
-    /// What the kernel reports, for a connection of its own.
+    /// The kernel's errors, for a kernel connection.
     pub fn set_nodelay(&self, on: bool) -> io::Result<()> {
         self.set(
             |state, _| state.connection.set_nodelay(on),
@@ -75,7 +75,7 @@ impl TcpStream {
         )
     }
 
-    /// Whether small segments are sent at once.
+    /// Reports whether small segments are sent at once.
     ///
     /// # Errors
     /// As [`TcpStream::set_nodelay`].
@@ -83,7 +83,7 @@ impl TcpStream {
         self.ask(|own| own.nodelay(), |kernel| kernel.stream.nodelay())
     }
 
-    /// Sends full segments only, until it is taken back (TCP_CORK).
+    /// Sends full segments only, until it is cleared (TCP_CORK).
     ///
     /// # Errors
     /// As [`TcpStream::set_nodelay`].
@@ -94,11 +94,11 @@ impl TcpStream {
         )
     }
 
-    /// Takes more to be sent only while less than so many bytes wait that were not
-    /// sent (TCP_NOTSENT_LOWAT; at least 1, no limit with `None`): what waits does
-    /// not grow stale, and the choice of what is next stays the application's. A
-    /// write is taken up to the mark in whole bursts, and the stream is writable
-    /// again when less than half of the mark waits, as on Linux.
+    /// Accepts more data only while fewer bytes than this wait unsent (TCP_NOTSENT_LOWAT;
+    /// at least 1; `None` means no limit). Waiting data does not become stale, and the
+    /// application keeps the choice of what is next. A write is accepted up to the mark
+    /// in whole bursts, and the stream is writable again when less than half of the mark
+    /// waits, as on Linux.
     ///
     /// # Errors
     /// As [`TcpStream::set_nodelay`].
@@ -121,7 +121,7 @@ impl TcpStream {
             |own| own.not_sent_low_water(),
             |kernel| {
                 let value = kernel.get(libc::IPPROTO_TCP, TCP_NOTSENT_LOWAT)?;
-                // Zero is the kernel parameter's.
+                // Zero selects the kernel parameter's value.
                 let own = value.cast_unsigned();
                 Ok((!matches!(own, 0 | u32::MAX)).then_some(own))
             },
@@ -139,7 +139,7 @@ impl TcpStream {
         )
     }
 
-    /// Whether what comes is acknowledged at once.
+    /// Reports whether data is acknowledged at once.
     ///
     /// # Errors
     /// As [`TcpStream::set_nodelay`].
@@ -150,9 +150,9 @@ impl TcpStream {
         )
     }
 
-    /// Bytes that can be read (SIOCINQ), and whether the end of the stream comes
-    /// after them; where frames are carried, bytes of the next one. `None` for a
-    /// connection of the kernel's.
+    /// Returns the bytes that can be read (SIOCINQ), and whether the end of the stream
+    /// follows them. On a connection of frames it returns the bytes of the next one.
+    /// `None` for a kernel connection.
     pub fn unread(&self) -> Option<(u32, bool)> {
         let state = self.own_connection()?.look();
         let connection = &state.connection;
@@ -165,15 +165,15 @@ impl TcpStream {
         Some((unread, connection.receive_closed()))
     }
 
-    /// How long ago data came last (tcpi_last_data_recv); `None` for a connection of
-    /// the kernel's.
+    /// Returns how long ago data last arrived (tcpi_last_data_recv); `None` for a kernel
+    /// connection.
     pub fn since_received(&self) -> Option<Duration> {
         let connection = self.own_connection()?;
         let now = self.stack.core().now();
         Some(connection.look().connection.since_received(now))
     }
 
-    /// The kernel's socket of a connection that the kernel has.
+    /// Returns the socket of a kernel connection.
     pub fn kernel_socket(&self) -> Option<BorrowedFd<'_>> {
         Some(self.kernels()?.stream.as_fd())
     }
@@ -190,7 +190,7 @@ impl TcpStream {
         )
     }
 
-    /// How a silent peer is probed, if it is.
+    /// Returns how a silent peer is probed, if it is.
     ///
     /// # Errors
     /// As [`TcpStream::set_nodelay`].
@@ -198,8 +198,8 @@ impl TcpStream {
         self.ask(|own| own.keepalive(), |kernel| kernel.keepalive())
     }
 
-    /// Sends at most so many bytes per second (SO_MAX_PACING_RATE); without a limit, or one of
-    /// 4 GiB/s or more, as fast as the windows allow.
+    /// Sends at most this many bytes per second (SO_MAX_PACING_RATE). Without a limit, or with
+    /// one of 4 GiB/s or more, sends as fast as the windows allow.
     ///
     /// # Errors
     /// As [`TcpStream::set_nodelay`].
@@ -214,7 +214,7 @@ impl TcpStream {
         )
     }
 
-    /// Gives the connection up when data stays unacknowledged for so long
+    /// Aborts the connection when data stays unacknowledged for this long
     /// (TCP_USER_TIMEOUT).
     ///
     /// # Errors
@@ -245,12 +245,12 @@ impl TcpStream {
         )
     }
 
-    /// Never exceeds so many bytes of payload and TCP options in a segment
-    /// (TCP_MAXSEG, 88 to 32,767), nor what it had: to be announced to the peer it
-    /// is [`StreamOptions::maximum_segment`].
+    /// Never exceeds this many bytes of payload and TCP options in a segment (TCP_MAXSEG,
+    /// 88 to 32,767), nor the previous limit. To announce it to the peer, set
+    /// [`StreamOptions::maximum_segment`].
     ///
     /// # Errors
-    /// EINVAL out of range; as [`TcpStream::set_nodelay`].
+    /// EINVAL out of range; those of [`TcpStream::set_nodelay`].
     pub fn set_maximum_segment(&self, bytes: u16) -> io::Result<()> {
         let asked = StreamOptions {
             maximum_segment: Some(bytes),
@@ -263,7 +263,7 @@ impl TcpStream {
         )
     }
 
-    /// Bytes of a full segment now, as both sides and the path have it
+    /// Returns the bytes of a full segment now, as both sides and the path allow
     /// (TCP_MAXSEG).
     ///
     /// # Errors
@@ -278,10 +278,11 @@ impl TcpStream {
         )
     }
 
-    /// Sends the SYN so often again before connecting fails (TCP_SYNCNT, 1 to 127).
+    /// Sets how often the SYN is retransmitted before connecting fails (TCP_SYNCNT, 1 to
+    /// 127).
     ///
     /// # Errors
-    /// EINVAL out of range; as [`TcpStream::set_nodelay`].
+    /// EINVAL out of range; those of [`TcpStream::set_nodelay`].
     pub fn set_syn_retries(&self, count: u8) -> io::Result<()> {
         let asked = StreamOptions {
             syn_retries: Some(count),
@@ -308,9 +309,9 @@ impl TcpStream {
         )
     }
 
-    /// Bounds FIN-WAIT-2 once the stream is dropped (TCP_LINGER2, whole seconds for
-    /// a connection of the kernel's): how long the peer may take to close its half.
-    /// Two minutes at most; zero: it does not last.
+    /// Bounds FIN-WAIT-2 once the stream is dropped (TCP_LINGER2, whole seconds for a
+    /// kernel connection): how long the peer may take to close its half. Two minutes at
+    /// most; with zero it does not last.
     ///
     /// # Errors
     /// As [`TcpStream::set_nodelay`].
@@ -338,12 +339,12 @@ impl TcpStream {
         )
     }
 
-    /// Chooses how the congestion window moves (TCP_CONGESTION); a connection in
-    /// mid-transfer goes on from the window that it has.
+    /// Chooses the congestion control algorithm (TCP_CONGESTION); a connection in
+    /// mid-transfer continues from its current window.
     ///
     /// # Errors
-    /// Of a connection of the kernel's: ENOENT where it has not this algorithm, EPERM
-    /// where the namespace may not choose it.
+    /// For a kernel connection: ENOENT if the kernel lacks this algorithm, EPERM if the
+    /// namespace may not choose it.
     pub fn set_congestion(&self, congestion: Congestion) -> io::Result<()> {
         self.set(
             |state, _| state.connection.set_congestion(congestion),
@@ -351,8 +352,8 @@ impl TcpStream {
         )
     }
 
-    /// The algorithm that moves the congestion window (TCP_CONGESTION); `None` of a
-    /// connection of the kernel's that has one which the engine has not.
+    /// Returns the congestion control algorithm (TCP_CONGESTION); `None` for a kernel
+    /// connection whose algorithm the engine lacks.
     ///
     /// # Errors
     /// As [`TcpStream::set_nodelay`].
@@ -366,9 +367,9 @@ impl TcpStream {
         )
     }
 
-    /// What dropping the stream does (SO_LINGER): `None` sends the rest in the
-    /// background; zero resets the connection; another time waits until
-    /// everything is acknowledged, for so long at most.
+    /// Sets what dropping the stream does (SO_LINGER). `None` sends the rest in the
+    /// background; zero resets the connection; another time bounds how long it waits
+    /// until everything is acknowledged.
     ///
     /// # Errors
     /// As [`TcpStream::set_nodelay`].
@@ -381,7 +382,7 @@ impl TcpStream {
             .map_or(Ok(()), |kernel| kernel.set_linger(linger))
     }
 
-    /// What dropping the stream does; see [`TcpStream::set_linger`].
+    /// Returns what dropping the stream does; see [`TcpStream::set_linger`].
     pub fn linger(&self) -> Option<Duration> {
         match self.linger.load(Ordering::Relaxed) {
             NO_LINGER => None,
@@ -417,7 +418,7 @@ impl TcpStream {
         )
     }
 
-    /// Sets the type of service (IPv4) or traffic class (IPv6) of what is sent.
+    /// Sets the type of service (IPv4) or traffic class (IPv6) of outgoing datagrams.
     ///
     /// # Errors
     /// As [`TcpStream::set_nodelay`].
@@ -445,7 +446,7 @@ impl TcpStream {
         )
     }
 
-    /// Asks a connection of ours, or the kernel about one of its own.
+    /// Queries a connection of the stack, or the kernel about its own.
     pub(super) fn ask<T>(
         &self,
         own: impl FnOnce(&Connection) -> T,
@@ -457,7 +458,7 @@ impl TcpStream {
         }
     }
 
-    /// As [`TcpStream::change`], or has the kernel change one of its own.
+    /// As [`TcpStream::change`], or makes the kernel change its own.
     pub(super) fn set(
         &self,
         own: impl FnOnce(&mut State, Duration),
@@ -469,7 +470,7 @@ impl TcpStream {
         }
     }
 
-    /// Changes something of a connection of ours, and sends what that frees.
+    /// Changes a connection of the stack, and sends what the change releases.
     pub(super) fn change(&self, how: impl FnOnce(&mut State, Duration)) -> io::Result<()> {
         let Some(connection) = self.own_connection() else {
             return Ok(());

@@ -11,8 +11,8 @@ use tidewall_stack::StackHandle;
 use tidewall_stack::core::Core;
 
 impl TcpStream {
-    /// What it is ready for, once its protocol has seen the frames that wait; `None`
-    /// for one of the kernel's.
+    /// Returns its readiness, once its protocol has processed the waiting frames; `None`
+    /// for a kernel connection.
     pub(crate) fn look(&self, core: &Core) -> Option<Events> {
         let connection = self.own_connection()?;
         let mut state = connection.look();
