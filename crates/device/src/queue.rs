@@ -223,7 +223,7 @@ pub enum InterruptModeration {
     /// The receiver polls all the time: 5 ms. Each poll that keeps the device masked
     /// starts a timer of this length. A timer longer than a scheduler tick is never the
     /// next to expire, so starting it does not touch the clock hardware. In a virtual
-    /// machine that is the larger part of a poll's cost (docs/decisions.md).
+    /// machine that is the larger part of a poll's cost (docs/decisions/index.md).
     BusyPoll,
 }
 

@@ -15,7 +15,7 @@
 //! Does not live here: protocols, sockets, system calls of a socket.
 //!
 //! Read first: LRP (Druschel & Banga, OSDI 1996) §3; RHIP (Chang & Muppala, LCN 2007) §II
-//! to IV; docs/decisions.md on credits and receive control.
+//! to IV; docs/decisions/index.md on credits and receive control.
 //!
 //! ```text
 //!  device queue ──poll──► frames + metadata ──► credit ──► channel ──► receiver

@@ -9,7 +9,7 @@
 //! Does not live here: anything under test. Both stacks run the same service code of
 //! `tidewall-service` under the same load of `tidewall-load`.
 //!
-//! Read first: LRP (Druschel & Banga, OSDI 1996) §4; docs/decisions.md on what a
+//! Read first: LRP (Druschel & Banga, OSDI 1996) §4; docs/decisions/index.md on what a
 //! veth pair can and cannot show.
 //!
 //! ```text

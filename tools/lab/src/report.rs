@@ -238,7 +238,7 @@ pub fn markdown(directory: &Path) -> anyhow::Result<String> {
         "# Results\n\nEach table has the claims of one experiment, as measured, with bound and \
          verdict. `tidewall lab report DIR --markdown docs/results.md` writes this page from the \
          results that `tidewall lab run` left in DIR. The curves are in docs/figures. \
-         docs/decisions.md explains what falls short and why.\n",
+         docs/decisions/index.md explains what falls short and why.\n",
     );
     for result in read(directory)? {
         let environment = &result.environment;

@@ -3,7 +3,7 @@
 //! header.
 //!
 //! One segment of 64 KiB costs a fifth of its 45 packets sent by AF_XDP, and half of it
-//! where the kernel has to split (docs/decisions.md). The socket receives nothing. Its
+//! where the kernel has to split (docs/decisions/index.md). The socket receives nothing. Its
 //! frames go through the queueing discipline: if they bypassed it, a device that does not
 //! split would lose each of them. So tc and nftables see these frames, and not those sent
 //! by AF_XDP.

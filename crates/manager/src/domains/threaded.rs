@@ -3,7 +3,7 @@
 //! A device that its applications poll stays masked for a time after each poll. If a
 //! frame that arrived then was for an application that does not poll, all others wait for
 //! that time. A kernel thread waits for no application, and uses no other application's
-//! time (docs/decisions.md, 116).
+//! time (docs/decisions/index.md, 116).
 
 use std::io;
 use std::path::{Path, PathBuf};

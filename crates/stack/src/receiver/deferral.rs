@@ -3,7 +3,7 @@
 //! What we poll needs the deferral: without it each poll ends by enabling the
 //! interrupt. The kernel's own traffic pays for it, since after each of its frames the
 //! next one waits for the timer: a forwarded TCP stream keeps 0.6 of its throughput
-//! (docs/decisions.md). So interrupts are deferred while frames of ours come, and not
+//! (docs/decisions/index.md). So interrupts are deferred while frames of ours come, and not
 //! while few come beside many of the kernel's. They stay deferred while most of what
 //! comes for the kernel is dropped beyond its rates: the interrupts would be a flood's.
 

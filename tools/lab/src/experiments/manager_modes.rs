@@ -4,7 +4,7 @@
 //! - private: neither privilege nor trust, behind a virtual pair
 //!
 //! One application, the same in all of them, polls the device in the receiving thread. A
-//! lone private application does so, too (docs/decisions.md, 150).
+//! lone private application does so, too (docs/decisions/index.md, 150).
 
 use std::time::Duration;
 
