@@ -9,7 +9,7 @@ export PATH := $(HOME)/.cargo/bin:$(PATH)
 ## demo: the main purpose, live: Tidewall beside Linux, from 10,000 packets/s to all that the link carries
 demo:
 	scripts/setup.sh demo
-	$(CARGO) build --release --locked -p tidewall
+	$(CARGO) build --release --locked -p tidewall-cli
 	./target/release/tidewall demo --out out/demo
 
 ## test: every test
@@ -47,10 +47,11 @@ check:
 	$(CARGO) fmt --all --check
 	$(CARGO) clippy --workspace --all-targets --locked -- -D warnings
 	RUSTDOCFLAGS="-D warnings" $(CARGO) doc --workspace --no-deps --locked
+	python3 -B scripts/language.py
 
 ## loom: the memory model of the shared structures
 loom:
-	RUSTFLAGS="--cfg loom" $(CARGO) test --profile loom --locked -p tidewall-receive -p tidewall-socket --lib --target-dir target/loom loom_
+	RUSTFLAGS="--cfg loom" $(CARGO) test --profile loom --locked -p tidewall-receive -p tidewall-readiness --lib --target-dir target/loom loom_
 
 ## sanitize: the driver program, compiled for the host CPU, with every access checked (needs GCC's libasan)
 sanitize:
@@ -61,12 +62,12 @@ sanitize:
 ## instructions: counts the instructions of hot paths (valgrind; an emulator for the driver program), compares with the recorded counts
 instructions:
 	$(CARGO) build --release --locked -p tidewall-preload
-	$(CARGO) bench --locked --no-fail-fast -p tidewall-device -p tidewall-protocol -p tidewall-atm -p tidewall-switch -p tidewall-socket -p tidewall-preload \
+	$(CARGO) bench --locked --no-fail-fast -p tidewall-device -p tidewall-protocol -p tidewall-atm -p tidewall-switch -p tidewall -p tidewall-preload \
 		--bench driver_instructions --bench instructions --bench datagrams --bench descriptors --bench select --bench readiness --bench foreign -- --instructions
 
 ## kernels: real kernels with emulated network cards, in QEMU (as root; --kernel, --driver, --check in ARGS)
 kernels: setup
-	$(CARGO) build --release --locked -p tidewall
+	$(CARGO) build --release --locked -p tidewall-cli
 	scripts/kernels.sh run $(ARGS)
 
 clean:

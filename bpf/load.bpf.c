@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: MIT OR Apache-2.0
  *
- * The kernel part of the load generator (tools/load): live frames that go to an
+ * The kernel part of the load generator (lab/load): live frames that go to an
  * interface, and a sink. The sink takes the answers to addresses that no host has.
  */
 #include "helpers.h"

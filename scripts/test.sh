@@ -26,7 +26,7 @@ namespaces() { ip netns list 2>/dev/null | sed -n 's/^\(tw-[^ ]*\).*/\1/p' | sor
 before=$(namespaces)
 step() { printf '\n== %s (after %s s)\n' "$*" $(($(date +%s) - began)); }
 
-# Every test that skips writes a line here (tools/skip).
+# Every test that skips writes a line here (lab/testing/skip).
 TIDEWALL_SKIPPED=$(mktemp)
 export TIDEWALL_SKIPPED
 # Tests that failed once among others, and passed alone.

@@ -5,7 +5,7 @@ use std::path::{Path, PathBuf};
 
 const ROOT: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../..");
 /// Folders that are searched, and that begin the name of a file.
-const FOLDERS: [&str; 5] = ["crates", "tools", "bpf", "docs", "scripts"];
+const FOLDERS: [&str; 6] = ["crates", "apps", "lab", "bpf", "docs", "scripts"];
 const ENDINGS: [&str; 7] = ["md", "rs", "c", "h", "sh", "py", "toml"];
 
 fn collect(folder: &Path, files: &mut Vec<PathBuf>) {
