@@ -11,6 +11,7 @@
 //! ```
 
 mod call;
+pub mod cell_switch;
 pub(crate) mod circuit;
 mod control;
 mod listener;

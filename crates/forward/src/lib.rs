@@ -24,6 +24,7 @@
 
 mod arrived;
 mod claims;
+pub mod counter_names;
 mod input;
 mod labelled;
 mod output;

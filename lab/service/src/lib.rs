@@ -9,8 +9,6 @@
 //! - the event loop of echo, acknowledge and discard services ([`serve`], and
 //!   [`serve_events`] for an ordinary program)
 //! - a web server and a forwarding proxy ([`http`])
-//! - the loops of the transport switch ([`switch`]) and of a cell switch
-//!   ([`cell_switch`])
 //! - IP over ATM ([`ip_over_atm`])
 //! - the shared page of counters ([`counters`])
 //!
@@ -28,7 +26,6 @@
 //! ```
 #![deny(unsafe_code)]
 
-pub mod cell_switch;
 pub mod circuits;
 pub mod counters;
 pub mod descriptor_host;
@@ -45,7 +42,6 @@ mod select_host;
 mod services;
 mod sockets;
 mod stream;
-pub mod switch;
 pub mod tidewall;
 pub mod tidewall_stream;
 mod work;

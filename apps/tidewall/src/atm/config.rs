@@ -7,7 +7,7 @@ use serde::Deserialize;
 use tidewall_atm::exchange::NumberPrefix;
 use tidewall_atm::signalling::Side;
 use tidewall_atm::switch::{CELLS_OF_CIRCUIT, End, PRIORITIES, QUEUE_MIN, Route, Switch};
-use tidewall_service::cell_switch::{CellPort, Signals, Way, ports_of, routes_of};
+use tidewall_circuits::cell_switch::{CellPort, Signals, Way, ports_of, routes_of};
 use tidewall_wire::atm::pseudowire::Label;
 use toml::Spanned;
 

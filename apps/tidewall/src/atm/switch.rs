@@ -7,7 +7,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use tidewall_atm::switch::{End, Route};
-use tidewall_service::cell_switch::{CellPort, CellSwitch, Way, side_name};
+use tidewall_circuits::cell_switch::{CellPort, CellSwitch, Way, side_name};
 
 use super::config::{self, Setup};
 use crate::end::{Failure, Outcome, check_interface, say_line, stop_flag};

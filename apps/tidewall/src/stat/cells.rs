@@ -183,7 +183,7 @@ mod tests {
     use std::collections::BTreeSet;
 
     use tidewall::snapshot::{CellSwitchPort, StackSnapshot};
-    use tidewall_service::cell_switch::counter_names;
+    use tidewall_circuits::cell_switch::counter_names;
 
     use super::*;
 

@@ -91,7 +91,7 @@ mod tests {
     use std::collections::BTreeSet;
 
     use tidewall::snapshot::StackSnapshot;
-    use tidewall_service::switch::counter_names;
+    use tidewall_switch_driver::counter_names;
 
     use super::*;
 

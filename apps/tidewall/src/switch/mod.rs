@@ -1,6 +1,6 @@
 //! `tidewall switch`: one connection, many servers, and no endpoint in between.
 //!
-//! `config` reads the file. `tidewall_service::switch` moves segments between the
+//! `config` reads the file. `tidewall_switch_driver` moves segments between the
 //! interfaces and the machine (crates/switch). `health` finds out which members answer.
 
 mod config;
@@ -13,8 +13,8 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
-use tidewall_service::switch::{Driver, InterfaceChange, OpenError, watched};
 use tidewall_switch::{Config, Member};
+use tidewall_switch_driver::{Driver, InterfaceChange, OpenError, watched};
 
 use crate::end::{Failure, Outcome, check_interface, say_line, stop_flag};
 use config::{MemberSetup, Setup};

@@ -8,9 +8,9 @@ use std::time::Duration;
 
 use anyhow::Context;
 use serde::{Deserialize, Serialize};
-use tidewall_service::switch::{Driver, Inspect};
 use tidewall_switch::modules::{BlockStorage, KeyValue, Lost, Module, RoundRobin, Speed};
 use tidewall_switch::{Config, Member};
+use tidewall_switch_driver::{Driver, Inspect};
 
 use super::service::until_input_ends;
 

@@ -37,7 +37,7 @@ const PARTS: [(&str, &[&str]); 4] = [
         "programs",
         &[
             "tidewall_service::ip_over_atm",
-            "tidewall_service::cell_switch",
+            "tidewall_circuits::cell_switch",
             "tidewall::atm",
         ],
     ),

@@ -1,8 +1,10 @@
 //! The transport switch over real interfaces: the machine (crates/switch), segments in,
 //! emissions out.
 
+#![deny(unsafe_code)]
+
 mod sides;
-pub(crate) mod status;
+mod status;
 mod sweep;
 mod trace;
 mod watchdog;
@@ -13,9 +15,9 @@ use std::io::{self, Read};
 use std::net::SocketAddr;
 use std::time::{Duration, Instant};
 
-use tidewall::EmbeddedConfig;
-use tidewall::forward::{Arrived, Forwarder, Heading, Output};
+use tidewall_forward::{Arrived, Forwarder, Heading, Output};
 use tidewall_protocol::tcp::{FourTuple, Secrets, Time};
+use tidewall_stack::stack::EmbeddedConfig;
 use tidewall_switch::modules::Modules;
 use tidewall_switch::{
     Config, Emission, Gather, Gathered, Member, MemberError, MemberId, Payload, Switch, append,

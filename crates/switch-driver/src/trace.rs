@@ -2,7 +2,7 @@
 //! the machine's counters, each frame's path, the headers written, and the result. Only
 //! for followed frames.
 
-use tidewall::forward::{Arrived, OutputCounters};
+use tidewall_forward::{Arrived, OutputCounters};
 use tidewall_protocol::tcp::{FourTuple, SegmentInPieces};
 use tidewall_switch::{Counters, Emission, Payload, Switch};
 use tidewall_wire::acp::FramesInPieces;
@@ -45,7 +45,7 @@ pub(super) fn after(before: &Counters, switch: &Switch, arrived: &Arrived<'_>) {
             Some("reset") => "reset",
             _ => "counted",
         };
-        let name = status::shown(name);
+        let name = tidewall_forward::counter_names::shown(name);
         arrived.trace(stage, || format!("{name} {}", after - before));
     }
 }
@@ -92,10 +92,12 @@ pub(super) fn sent(
     interface: &str,
     arrived: &Arrived<'_>,
 ) {
-    let changes = status::sent(before).into_iter().zip(status::sent(after));
+    let changes = tidewall_forward::counter_names::sent(before)
+        .into_iter()
+        .zip(tidewall_forward::counter_names::sent(after));
     for ((name, before), (_, after)) in changes {
         if before != after {
-            let name = status::shown(name);
+            let name = tidewall_forward::counter_names::shown(name);
             let stage = match name.starts_with("sent") {
                 true => "sent",
                 false => "dropped",

@@ -16,20 +16,21 @@ use std::io;
 use std::net::IpAddr;
 use std::time::Duration;
 
-use tidewall::forward::{Arrived, Forwarder, Labelled, Output, OutputCounters};
-use tidewall::snapshot::{
-    CellRoute, CellSwitchPort, CellSwitchSnapshot, SwitchedCall, SwitchedEnd,
-};
-use tidewall::{EmbeddedConfig, StackHandle};
 use tidewall_atm::exchange::{self, NumberPrefix, Request};
 use tidewall_atm::signalling::Side;
 use tidewall_atm::sscop::State;
 use tidewall_atm::switch::{Counters, End, Mode, Route, RouteError, Switch};
+use tidewall_forward::{Arrived, Forwarder, Labelled, Output, OutputCounters};
+use tidewall_stack::StackHandle;
+use tidewall_stack::snapshot::{
+    CellRoute, CellSwitchPort, CellSwitchSnapshot, SwitchedCall, SwitchedEnd,
+};
+use tidewall_stack::stack::EmbeddedConfig;
 use tidewall_wire::atm::Circuit;
 use tidewall_wire::atm::pseudowire::{CELL_LEN, HEADER_LEN, Label};
 
-use crate::switch::status;
 use calls::Calls;
+use tidewall_forward::counter_names as status;
 
 pub use calls::{Signals, ports_of, routes_of};
 

@@ -1,9 +1,8 @@
 //! The state of a switch for `tidewall stat`.
 
-use std::collections::BTreeMap;
-
-use tidewall::forward::OutputCounters;
-use tidewall::snapshot::{SwitchMember, SwitchSnapshot};
+use tidewall_forward::OutputCounters;
+use tidewall_forward::counter_names::{named, sent, shown};
+use tidewall_stack::snapshot::{SwitchMember, SwitchSnapshot};
 use tidewall_switch::{Counters, FlowInfo, Switch};
 
 /// Connections examined for one answer: some milliseconds of the forwarding thread.
@@ -42,33 +41,6 @@ pub(super) fn snapshot(switch: &Switch, output: OutputCounters) -> SwitchSnapsho
     }
     snapshot.counters = named(switch.counters().each().chain(sent(output)));
     snapshot
-}
-
-/// Returns counters under their names in `tidewall stat`; leaves zeroes out.
-pub(crate) fn named(counters: impl Iterator<Item = (&'static str, u64)>) -> BTreeMap<String, u64> {
-    counters
-        .filter(|&(_, count)| count > 0)
-        .map(|(name, count)| (shown(name), count))
-        .collect()
-}
-
-/// Returns a counter's name in `tidewall stat`.
-pub(crate) fn shown(name: &str) -> String {
-    name.replace('_', "-")
-}
-
-/// Returns the counters of sent packets, by name.
-pub(crate) fn sent(output: OutputCounters) -> [(&'static str, u64); 8] {
-    [
-        ("sent_in_place", output.in_place),
-        ("sent_copied", output.copied),
-        ("not_sent_unresolved", output.unresolved),
-        ("not_sent_unasked", output.unasked),
-        ("not_sent_unreachable", output.unreachable),
-        ("not_sent_full", output.full),
-        ("not_sent_refused", output.refused),
-        ("device_down", output.down),
-    ]
 }
 
 /// Returns the names of all counters of a switch, in the form of `tidewall stat`.
