@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """A preprocessor of mdBook (book.toml): adds what docs/SUMMARY.md does not list.
 
-- Each docs/decisions/NNN-title.md becomes a page below docs/decisions/index.md.
+- Each decision (NNN-title.md) becomes a page below docs/decisions/index.md.
 - Links to files outside docs/ become text, since the book does not contain those files.
 
 Protocol: https://rust-lang.github.io/mdBook/for_developers/preprocessors.html
