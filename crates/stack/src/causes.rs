@@ -1,4 +1,4 @@
-//! What the stages after the channel count: frames by cause.
+//! Counts frames by cause in the stages after the channel.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 
@@ -48,7 +48,7 @@ impl Causes {
         self.socket_full.fetch_add(1, Ordering::Relaxed);
     }
 
-    /// An ICMP error about a flow of ours.
+    /// Counts an ICMP error about one of the stack's flows.
     pub fn icmp_error(&self) {
         self.icmp_errors.fetch_add(1, Ordering::Relaxed);
     }

@@ -20,6 +20,8 @@ pub struct ChannelFrame<'a> {
 }
 
 impl<'a> ChannelFrame<'a> {
+    /// Describes `frame`, which belongs to the queue of `shared`, by the metadata in
+    /// front of it.
     #[inline]
     pub fn new(shared: &'a Shared, frame: &'a Frame) -> Self {
         let memory = shared.memory();
@@ -58,7 +60,8 @@ impl<'a> ChannelFrame<'a> {
         }
     }
 
-    /// What it was found to be; `None` for what no driver program has described.
+    /// Returns the kind that the driver program found; `None` for a frame that no driver
+    /// program has described.
     #[inline]
     pub fn kind(&self) -> Option<Kind> {
         self.metadata.kind()
@@ -70,7 +73,7 @@ impl<'a> ChannelFrame<'a> {
         self.frame.get(usize::from(self.metadata.network)..self.end)
     }
 
-    /// Where the transport's header begins in the packet.
+    /// Returns the offset of the transport header in the packet, in bytes.
     #[inline]
     pub fn transport(&self) -> usize {
         let Metadata {

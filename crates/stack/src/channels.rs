@@ -26,7 +26,9 @@ pub const FIRST_OWN: u16 = 4;
 /// A channel, on every queue.
 #[derive(Debug)]
 pub struct ChannelSet {
+    /// The channel's number and generation.
     pub id: ChannelId,
+    /// The channel on each queue, in the order of the queues.
     pub channels: Box<[Channel]>,
 }
 
@@ -41,6 +43,7 @@ impl ChannelSet {
         queues.map(dropped).sum()
     }
 
+    /// Returns true when no frame is seen to wait on any queue.
     pub fn looks_empty(&self) -> bool {
         self.channels.iter().all(Channel::looks_empty)
     }
@@ -90,8 +93,8 @@ impl ChannelPool {
         drop(before);
     }
 
-    /// Frames came to a channel, which has [`WAITED`] beside its number if nobody waits
-    /// for them.
+    /// Passes on that frames came to a channel. The number carries [`WAITED`] if no
+    /// thread waits for them.
     pub fn on_frames(&self, core: &Core, channel: u16) {
         let number = channel & !WAITED;
         let Some(endpoint) = self.endpoint(number) else {
@@ -104,9 +107,10 @@ impl ChannelPool {
         }
     }
 
-    /// Frame memory is short: slow receivers' frames move to buffers of their own
-    /// size, lowest priority first, so that nobody else's frames run out. They keep
-    /// their credit, so the bound on each channel stands.
+    /// Copies slow receivers' frames out when frame memory is short, so that other
+    /// sockets' frames do not run out. The frames move to buffers of their own size,
+    /// lowest priority first. They keep their credit, so the bound on each channel
+    /// stands.
     pub fn copy_out(&self, core: &Core) {
         let mut endpoints: Vec<_> = {
             let endpoints = self.endpoints.read();

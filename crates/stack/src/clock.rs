@@ -1,8 +1,9 @@
-//! Stacks on a clock that is not the machine's.
+//! Stacks on a clock other than the machine's.
 //!
-//! On virtual time nothing happens by itself: who owns the clock moves it, has
-//! [`Stack::attend`] do what the helper thread would, and lets threads that sleep
-//! in a call go on when [`Sleep::is_ready`] says so or their timeout has passed.
+//! On virtual time nothing happens by itself. The clock's owner moves it, and calls
+//! [`attend`](crate::StackHandle::attend) to do the helper thread's work. It also lets a
+//! thread that sleeps in a call continue once [`Sleep::is_ready`] is true or the timeout
+//! has passed.
 
 use std::io;
 use std::sync::Arc;
@@ -23,7 +24,7 @@ pub trait VirtualTime: Send + Sync {
     fn sleep(&self, sleep: &Sleep<'_>) -> io::Result<()>;
 }
 
-/// What a thread sleeps on.
+/// The descriptors that a thread sleeps on, and its timeout.
 #[derive(Debug)]
 pub struct Sleep<'a> {
     descriptors: &'a [i32],
@@ -45,7 +46,7 @@ impl Sleep<'_> {
     }
 }
 
-/// What time it is for a stack.
+/// The clock of a stack.
 pub struct Clock {
     source: Source,
     /// When it was at zero.
@@ -96,6 +97,7 @@ impl Clock {
         Self::new(Source::Virtual(time))
     }
 
+    /// Returns the time since the clock was at zero.
     pub fn now(&self) -> Duration {
         self.source.now()
     }
@@ -110,8 +112,9 @@ impl Clock {
         }
     }
 
-    /// As [`Clock::instant_now`], where the stack's clock has just been read: a clock of
-    /// the caller's alone does not say what time it is for who sleeps in real time.
+    /// Returns [`Clock::instant_now`] for a stack's clock that was just read as `now`. A
+    /// clock that only the caller supplies does not tell the time of threads that sleep
+    /// in real time.
     pub fn instant_at(&self, now: Duration) -> Instant {
         match &self.source {
             Source::Given(_) => Instant::now(),

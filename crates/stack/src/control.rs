@@ -1,15 +1,16 @@
-//! How `tidewall stat`, `tidewall trace` and `tidewall tune` reach a live stack: a Unix socket
-//! in [`DIRECTORY`] (or, of those who may not write there, in none), named after the
-//! process, answered by a thread that
-//! otherwise sleeps. One request line a connection, one JSON answer. The same
-//! thread follows the interface's changes (`link.rs`).
+//! Answers `tidewall stat`, `tidewall trace` and `tidewall tune` for a live stack.
+//!
+//! The control socket is a Unix socket in [`DIRECTORY`], named after the process. A
+//! process that may not write there uses an abstract socket. A thread that otherwise
+//! sleeps answers: one request line per connection, one JSON answer. The same thread
+//! follows the interface's changes (`link.rs`).
 //!
 //! | request | answer |
 //! |---|---|
 //! | `stat` | a [`crate::snapshot::StackSnapshot`] |
 //! | `trace N` | a [`Trace`] of the next N frames, after they came or two seconds passed |
-//! | `pvc …` | [`Operated`]: the program has done that with its circuits (`Stack::answer_operator`), or why not |
-//! | `tune POLICY BUDGET NANOSECONDS`, `-` for what is usual | [`Tuned`]: [`crate::StackHandle::set_receive_control`] is done, or why not |
+//! | `pvc …` | [`Operated`]: what the program did with its circuits (`Stack::answer_operator`), or an error |
+//! | `tune POLICY BUDGET NANOSECONDS`, `-` for the usual value | [`Tuned`]: the result of [`crate::StackHandle::set_receive_control`] |
 
 mod listener;
 
@@ -40,10 +41,10 @@ use crate::stack::ReceiveControl;
 use crate::trace::Line;
 use listener::Listener;
 
-/// Where the sockets are.
+/// The directory of the control sockets.
 pub const DIRECTORY: &str = "/run/tidewall";
-/// What the sockets of those begin with who may not write there, as /proc/net/unix shows
-/// them: they are in no directory (unix(7)).
+/// Prefix of the abstract sockets of processes that may not write to [`DIRECTORY`], as
+/// /proc/net/unix shows them (unix(7)).
 const ABSTRACT: &str = "@tidewall/";
 /// Frames one trace may follow.
 pub const TRACE_LIMIT: u32 = 1_000;
@@ -77,7 +78,7 @@ pub struct TracedFrame {
 }
 
 impl TracedFrame {
-    /// Of the driver program's record.
+    /// Converts the driver program's record.
     pub fn of(record: &TraceRecord) -> Self {
         TracedFrame {
             frame: record.trace,
@@ -98,14 +99,14 @@ impl TracedFrame {
     }
 }
 
-/// An answer to `trace`. Of a manager's device the frames are its driver program's to show
+/// An answer to `trace`. The frames of a manager's device are shown by its driver program
 /// ([`tidewall_manager::pinned::PinnedTraces`]).
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[non_exhaustive]
 pub struct Trace {
     /// Frames in the driver.
     pub frames: Vec<TracedFrame>,
-    /// What happened to them afterwards.
+    /// The stages that they passed afterwards.
     pub lines: Vec<Line>,
 }
 
@@ -124,7 +125,7 @@ pub struct Tuned {
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[non_exhaustive]
 pub struct Operated {
-    /// What was done, in words.
+    /// The change that was made, in words.
     pub done: Option<String>,
     /// Why nothing was, if so.
     pub error: Option<String>,
@@ -312,12 +313,12 @@ fn operate(core: &Core, request: &str) -> Operated {
     }
 }
 
-/// What a request to `tune` asks for.
+/// Returns the request line of `tune` for these settings.
 pub fn tune_request(control: &ReceiveControl) -> String {
     fn word(value: Option<u64>) -> String {
         value.map_or("-".to_owned(), |value| value.to_string())
     }
-    // Who asks for a longer T hears that it is out of range.
+    // A longer T saturates, so that the answer reports it out of range.
     let nanoseconds = |time: Duration| u64::try_from(time.as_nanos()).unwrap_or(u64::MAX);
     let (budget, interval) = (control.budget, control.interrupt_interval);
     format!(
@@ -425,7 +426,7 @@ fn abstract_names(text: &str) -> Vec<PathBuf> {
     text.lines().filter_map(name).collect()
 }
 
-/// Of the flags in /proc/net/unix (`__SO_ACCEPTCON`).
+/// A flag in /proc/net/unix (`__SO_ACCEPTCON`).
 const SO_ACCEPTCON: u32 = 0x1_0000;
 
 /// Connects to a stack's socket, and says whether that is another user's. A socket whose queue
@@ -531,7 +532,7 @@ fn ask_by(limits: &Limits, paths: &[PathBuf], request: &str) -> Vec<io::Result<S
     answers.into_iter().map(|(_, answer)| answer).collect()
 }
 
-/// What the answers to a question may take.
+/// Limits on the answers to one question.
 struct Limits {
     until: Instant,
     /// Bytes that are left of [`ANSWER_MOST`].

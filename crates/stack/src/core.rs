@@ -1,4 +1,4 @@
-//! What all threads and all protocols of a stack share.
+//! The state that all threads and all protocols of a stack share.
 
 use std::sync::atomic::Ordering;
 use std::sync::{Arc, OnceLock};
@@ -27,21 +27,33 @@ use crate::trace::TraceLog;
 pub struct Core {
     /// The process that it is in: in a forked child nothing of it is left.
     pub process: Process,
+    /// The queues, and the threads that poll them or sleep on them.
     pub receiver: Receiver,
+    /// The driver program's tables that this application may write.
     pub tables: Arc<ApplicationTables>,
+    /// Routes, path MTUs and fragments.
     pub ip: Ip,
+    /// The channels and their owners.
     pub channels: ChannelPool,
+    /// The timers of all endpoints.
     pub timers: Timers,
+    /// The sockets and devices with something to send.
     pub output: Arc<Output>,
+    /// The thread that serves connections while the application is busy elsewhere.
     pub helper: Arc<Helper>,
+    /// The protocols, those looked up most often first.
     pub protocols: Vec<Arc<dyn Protocol>>,
+    /// Counters of the stages after the channel.
     pub causes: Causes,
+    /// Lines of the frames that are traced.
     pub trace: TraceLog,
-    /// What an operator wants done by the program.
+    /// An operator's requests to the program.
     pub operator: Operator,
     /// Held while a socket is bound, connected or closed.
     pub binding: Mutex<(), rank::Binding>,
+    /// The stack's clock.
     pub clock: Clock,
+    /// The device.
     pub netdev: NetDevice,
     /// Lists the process's sockets that stay with the kernel.
     pub unprotected: OnceLock<fn() -> Vec<Record>>,
@@ -53,9 +65,9 @@ impl Core {
         self.clock.now()
     }
 
-    /// The interface is no more. Listeners and datagram sockets go on by the kernel sockets
-    /// that hold their ports, also once there is an interface again; what has none gets ENODEV,
-    /// and connections end as if their peers were silent.
+    /// Marks the interface as gone. Listeners and datagram sockets continue on the kernel
+    /// sockets that hold their ports, even if an interface appears again. Sockets without
+    /// a kernel socket get ENODEV. Connections end as if their peers were silent.
     pub fn lose_device(&self) {
         if self.netdev.link.gone.swap(true, Ordering::SeqCst) {
             return;

@@ -1,4 +1,4 @@
-//! What owns a channel.
+//! The owner of a channel.
 
 use std::any::Any;
 use std::sync::Arc;
@@ -8,8 +8,8 @@ use tidewall_protocol::ip::reassembly::Reassembled;
 
 use crate::core::Core;
 
-/// The owner of a channel, and of at most one timer: a UDP socket, a circuit, a TCP
-/// listener, a TCP connection, the channels that connections share.
+/// The owner of a channel, and of at most one timer. It is a UDP socket, a circuit, a TCP
+/// listener, a TCP connection, or the channels that connections share.
 pub trait Endpoint: Any + Send + Sync {
     /// Frames came to `channel`: one call for a run of them. Nothing is locked.
     fn on_frames(self: Arc<Self>, core: &Core, channel: u16);

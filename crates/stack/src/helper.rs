@@ -5,7 +5,7 @@
 //! When no application thread has called for a tick, this thread does the work that is
 //! due. It runs at the application's own priority, and its CPU time is the application's.
 //! It inherits the priority of the thread that starts it, and follows its changes
-//! ([`owner`]).
+//! (`owner`).
 //!
 //! While the application calls, the thread checks a hundred times per second; without
 //! traffic it sleeps. An application thread that sleeps in the stack does all work
@@ -37,7 +37,7 @@ const BUSY_LEAVES: u32 = 2;
 /// Longest sleep of the helper when no thread sleeps on the device.
 const LONGEST: Duration = Duration::from_millis(250);
 
-/// What threads wait on: an epoll set, a selector, a thread's `select`.
+/// A context that threads wait on: an epoll set, a selector, a thread's `select`.
 pub trait Context: Send + Sync {
     /// Returns true while a thread waits here, or is about to.
     fn has_thread_inside(&self) -> bool;
@@ -75,7 +75,7 @@ impl std::fmt::Debug for Helper {
 }
 
 impl Helper {
-    pub fn new(allowed: bool) -> io::Result<Self> {
+    pub(crate) fn new(allowed: bool) -> io::Result<Self> {
         Ok(Helper {
             allowed,
             wake_fd: WakeFd::new()?,
@@ -90,10 +90,11 @@ impl Helper {
         })
     }
 
-    pub fn is_running(&self) -> bool {
+    pub(crate) fn is_running(&self) -> bool {
         lock(&self.thread).is_some()
     }
 
+    /// Returns true if the configuration allows the thread to run.
     pub fn is_allowed(&self) -> bool {
         self.allowed
     }

@@ -1,4 +1,4 @@
-//! What the stack knows of the host it is on: its interface and addresses.
+//! The host's interface and addresses, as the stack reads them.
 
 use std::io;
 use std::net::IpAddr;

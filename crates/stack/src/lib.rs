@@ -1,16 +1,22 @@
-//! The stack below the sockets: what all protocols share.
+//! The stack below the sockets: the state and the work that all protocols share.
 //!
-//! Lives here: the queues of a device and the rounds that poll them ([`receiver`]), the
-//! channels and their owners ([`channels`], [`endpoint`]), threads that wait ([`threads`]),
-//! routes, fragments and transmission ([`ip`]), timers and the helper thread, the owner of
-//! the device, what an operator sees ([`snapshot`], [`control`]). Protocols stand above and
-//! are registered when a stack starts ([`protocol::Protocol`]); none is known here.
+//! Lives here:
+//! - the queues of a device, and the rounds that poll them ([`receiver`]);
+//! - the channels and their owners ([`channels`], [`endpoint`]);
+//! - threads that wait ([`threads`]);
+//! - routes, fragments and transmission ([`ip`]);
+//! - timers ([`timers`]) and the helper thread ([`helper`]);
+//! - the owner of the device ([`device_owner`]);
+//! - an operator's view of the stack ([`snapshot`], [`control`]).
+//!
+//! Protocols stand above and are registered when a stack starts ([`protocol::Protocol`]).
+//! No protocol is known here.
 //!
 //! Does not live here: sockets, readiness, packet formats, demultiplexing.
 //!
-//! Modules of state (`receiver`, `channels`, `timers`, `output`, `helper`) know nothing of
-//! [`core::Core`], which has one of each; modules of work (`rounds`, `sleep`, `work`,
-//! `observe`, `link`, `control`) stand above it.
+//! Modules of state (`receiver`, `channels`, `timers`, `output`, `helper`) do not use
+//! [`core::Core`], which contains one of each. Modules of work (`rounds`, `sleep`,
+//! `work`, `observe`, `link`, `control`) stand above it.
 //!
 //! Read first: LRP §3 (protocol processing in the receiver's context).
 //!

@@ -1,9 +1,13 @@
-//! What changes about a stack's interface while it runs (rtnetlink(7)).
+//! Follows changes of a stack's interface while it runs (rtnetlink(7)).
 //!
 //! The control thread waits on [`LinkWatch`] and hands each change to the stack:
-//! addresses to the driver's table, MTU and link address to the transmitters, routing
-//! tables to the routes, the interface's end to everybody who waits. After a reset of the device it sees
-//! that NAPI ids are discovered anew, and that the driver still runs the program.
+//! - addresses to the driver's table;
+//! - MTU and link address to the transmitters;
+//! - routing tables to the routes;
+//! - the interface's end to every thread that waits.
+//!
+//! After a reset of the device it rediscovers NAPI ids and checks that the driver still
+//! runs the program.
 
 use std::io;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -24,8 +28,8 @@ use crate::receiver::deferral::DeferralWatch;
 use crate::receiver::steering::SteeringWatch;
 use tidewall_sys::WakeFd;
 
-/// How often it is looked whether the program meets frames, after a reset of
-/// the device: at first, and once it has been quiet for long.
+/// Intervals of the check whether the program meets frames, after a reset of the device:
+/// at first, and once it has been quiet for long.
 const LOOK_EVERY: [Duration; 2] = [Duration::from_millis(100), Duration::from_secs(1)];
 /// How soon a manager is looked at again that was asked for helper sockets.
 const ASK_AGAIN: Duration = Duration::from_millis(5);
@@ -52,7 +56,8 @@ pub struct LinkWatch {
 
 /// After a reset of the device: whether its frames meet the driver program.
 struct ProgramCheck {
-    /// What the interface had received, and the program met, at the last look.
+    /// The interface's received frames, and the frames that the program met, at the last
+    /// check.
     received: u64,
     met: u64,
     /// The interface received and the program met nothing, at the last look.
@@ -212,8 +217,9 @@ impl LinkWatch {
         }
     }
 
-    /// Discovers ids anew of which the kernel says that the interface has them no
-    /// more, or, after a reset, of which it says nothing, or which were not found.
+    /// Rediscovers ids that the kernel no longer lists for the interface. After a reset
+    /// it also rediscovers ids that the kernel does not report, and those that were not
+    /// found.
     fn check_napi(&mut self, core: &Core, was_reset: bool) {
         let index = self.link.index;
         let known = self.netdev.as_mut().and_then(|it| it.napis(index).ok());
@@ -241,16 +247,16 @@ impl LinkWatch {
         }
     }
 
-    /// Some drivers lose the program when they reset their device, and still
-    /// say that they have it (vmxnet3 of Linux 6.12): it is attached again where
-    /// the interface receives and the program meets nothing. Not otherwise: other
-    /// drivers reset the link for it.
+    /// Attaches the program again if the interface receives and the program meets
+    /// nothing. Some drivers lose the program when they reset their device, and still
+    /// report it (vmxnet3 of Linux 6.12). It is not attached otherwise: other drivers
+    /// reset the link for it.
     fn check_program(&mut self, core: &Core) {
         let now = Instant::now();
         let Some(check) = self.program.as_mut().filter(|check| now >= check.next) else {
             return;
         };
-        // What it has counted so far the program has met, if it meets any.
+        // The program has met all frames counted so far, if it meets any.
         let link = self.netlink.link(self.link.index).ok();
         let Some(counters) = link.and_then(|link| link.counters) else {
             return;
@@ -300,7 +306,7 @@ fn frames_met(core: &Core) -> u64 {
     })
 }
 
-/// What the stack and its [`LinkWatch`] have between them.
+/// The state that the stack and its [`LinkWatch`] share.
 pub struct LinkState {
     /// The interface is no more.
     pub gone: AtomicBool,

@@ -1,11 +1,11 @@
 //! Locks, and the order in which a thread takes them.
 //!
-//! Each lock has its place in the order, a [`Rank`], in its type, so it stands on the
-//! declaration. A debug build panics when a thread takes a lock that comes before one
-//! it holds, and when one that holds any waits for another process ([`check_none_held`]); a
-//! release build has the standard library's locks and nothing beside them.
-//! Work that must be done without a lock that is held is collected and done after
-//! ([`Deferred`](crate::tcp::frames::Deferred)).
+//! Each lock has its place in the order, a [`Rank`], in its type, so the declaration
+//! shows it. A debug build panics when a thread takes a lock that comes before one it
+//! holds. It also panics when a thread that holds a lock waits for another process
+//! ([`check_none_held`]). A release build has the standard library's locks and nothing
+//! beside them. Work that must be done without a held lock is collected and done
+//! afterwards (`Deferred` in `tcp::frames`).
 
 use std::cell::Cell;
 use std::marker::PhantomData;
@@ -51,7 +51,7 @@ macro_rules! order {
 }
 
 order! {
-    /// What ties a socket to a loop of `mio`.
+    /// The tie of a socket to a `mio` loop.
     EventSource,
     /// That one thread at a time signals such a loop.
     EventSignal,
@@ -61,9 +61,9 @@ order! {
     DescriptorTable nests,
     /// That one thread at a time puts a set into a set.
     EpollNesting,
-    /// What a thread's `select` and `poll` know of its descriptors.
+    /// The state that a thread's `select` and `poll` keep of its descriptors.
     ThreadState,
-    /// What is in an epoll set: an outer set's, then those of the sets in it.
+    /// The members of an epoll set: an outer set's, then those of the sets in it.
     EpollSet nests,
     /// The contexts that the helper thread sees to.
     Helper,
@@ -76,7 +76,7 @@ order! {
     /// That one thread at a time binds, connects or closes a socket, or opens a
     /// connection a channel.
     Binding,
-    /// What waits to be received by a UDP socket or of a circuit.
+    /// Datagrams and PDUs that wait in a UDP socket or a circuit.
     UdpReceive,
     /// A circuit's constant rate.
     CircuitRate,
@@ -88,12 +88,12 @@ order! {
     Transmitter,
     /// All UDP sockets.
     UdpSockets,
-    /// Who owns each channel.
+    /// The owner of each channel.
     Endpoints,
     /// Whom a change of a socket is notified to, with the socket locked: a socket's,
     /// then those of the sets that it is in, outwards.
     WaitQueue nests,
-    /// Who uses each port of TCP.
+    /// The users of each TCP port.
     Ports,
     /// Every other lock. Its holder takes no lock at all.
     Leaf,
@@ -107,8 +107,9 @@ thread_local! {
     static HELD: Cell<[u8; RANKS.len()]> = const { Cell::new([0; RANKS.len()]) };
 }
 
-/// Before a thread waits for a manager: whoever waited for one of its locks would wait for
-/// that process, too.
+/// Panics in a debug build if the calling thread holds a lock. To be called before a
+/// thread waits for a manager: a waiter for one of its locks would wait for that process,
+/// too.
 pub fn check_none_held() {
     if CHECKED {
         let mut held = RANKS.into_iter().zip(HELD.get());
@@ -170,6 +171,7 @@ pub struct Mutex<T, R: Ranked> {
 }
 
 impl<T, R: Ranked> Mutex<T, R> {
+    /// Creates a mutex.
     pub const fn new(value: T) -> Self {
         Mutex {
             inner: sync::Mutex::new(value),
@@ -177,13 +179,13 @@ impl<T, R: Ranked> Mutex<T, R> {
         }
     }
 
-    /// Takes the lock if nobody has it.
+    /// Takes the lock if no thread holds it.
     #[inline]
     pub fn try_lock(&self) -> Option<MutexGuard<'_, T, R>> {
         try_ranked(&self.inner)
     }
 
-    /// What it guards, of a lock that nobody else knows.
+    /// Returns the guarded value of a lock that has no other user.
     #[inline]
     pub fn get_mut(&mut self) -> &mut T {
         self.inner.get_mut().unwrap_or_else(PoisonError::into_inner)
@@ -196,8 +198,8 @@ impl<T: Default, R: Ranked> Default for Mutex<T, R> {
     }
 }
 
-/// Takes a lock. A panic elsewhere leaves counters and queues in a state that is at
-/// worst out of date; refusing service for it would turn one bug into an outage.
+/// Takes a lock, even a poisoned one. After a panic elsewhere counters and queues are at
+/// worst out of date. Refusing service for that would turn one bug into an outage.
 #[inline]
 #[cfg_attr(debug_assertions, track_caller)]
 pub fn lock<T, R: Ranked>(mutex: &Mutex<T, R>) -> MutexGuard<'_, T, R> {
@@ -270,6 +272,7 @@ pub struct SharedMutex<T, R: Ranked> {
 }
 
 impl<T, R: Ranked> SharedMutex<T, R> {
+    /// Creates a mutex that can be shared with the layers below.
     pub fn new(value: T) -> Self {
         SharedMutex {
             inner: Arc::new(sync::Mutex::new(value)),
@@ -304,6 +307,7 @@ pub struct RwLock<T, R: Ranked> {
 }
 
 impl<T, R: Ranked> RwLock<T, R> {
+    /// Creates a lock.
     pub const fn new(value: T) -> Self {
         RwLock {
             inner: sync::RwLock::new(value),
@@ -431,7 +435,7 @@ mod tests {
         let leaf = Mutex::<_, rank::Leaf>::new(());
         drop(lock(&leaf));
         drop(lock(&outer));
-        // Who does not wait cannot be in a circle of those who do.
+        // A thread that does not wait cannot be part of a deadlock.
         let _held = lock(&leaf);
         assert!(outer.try_lock().is_some());
     }

@@ -15,14 +15,18 @@ use crate::snapshot::{DeviceLosses, DeviceSnapshot};
 
 /// A stack's device.
 pub struct NetDevice {
+    /// The name of the interface.
     pub name: String,
     /// False on the in-memory device: there is no kernel to hold ports.
     pub has_kernel: bool,
+    /// The owner of the device, by which the stack does what needs privilege.
     pub owner: DeviceOwner,
+    /// The device as it was opened; `None` without a driver.
     pub snapshot: Option<DeviceSnapshot>,
-    /// What the device had lost when the stack started.
+    /// The device's losses before the stack started.
     pub losses_before: OnceLock<DeviceLosses>,
     warnings: Mutex<Vec<String>, rank::Leaf>,
+    /// The state of the link, shared with its watch.
     pub link: Arc<LinkState>,
     /// [`Stack::when_interface_is_gone`](crate::StackHandle::when_interface_is_gone)
     pub when_gone: OnceLock<fn(&str)>,
@@ -72,6 +76,7 @@ impl NetDevice {
         }
     }
 
+    /// Adds a warning for the operator, once.
     pub fn warn(&self, warning: String) {
         let mut warnings = lock(&self.warnings);
         if !warnings.contains(&warning) {

@@ -1,4 +1,4 @@
-//! What an operator sees of a live stack, gathered.
+//! Gathers what an operator sees of a live stack.
 
 use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -132,8 +132,8 @@ impl Core {
         (occupancy, dropped_full)
     }
 
-    /// What the interface of a stack has lost since it was made; none where there
-    /// is no interface that was taken over.
+    /// Returns the losses of a stack's interface since it was made; `None` without an
+    /// interface that was taken over.
     pub fn losses(&self) -> Option<DeviceLosses> {
         let device = self.netdev.snapshot.as_ref()?;
         let interface = lock(&self.ip.routes).interface();

@@ -1,4 +1,4 @@
-//! An operator's requests about the circuits of a program: the control thread passes them
+//! An operator's requests about the circuits of a program. The control thread passes them
 //! on, and the program carries them out between two of its turns.
 
 use std::sync::atomic::{AtomicBool, Ordering};

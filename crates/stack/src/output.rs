@@ -1,9 +1,9 @@
-//! What is to be sent: how many sockets have something, and which devices have frames that
-//! they were not told to send.
+//! Pending output: the number of sockets with something to send, and the devices with
+//! frames that they have not been asked to send yet.
 
 use std::sync::atomic::{AtomicU32, AtomicUsize, Ordering};
 
-/// What a stack has to send.
+/// The pending output of a stack.
 #[derive(Debug, Default)]
 pub struct Output {
     /// Sockets that have something, kept by their protocols.

@@ -1,5 +1,5 @@
-//! What an operator sees of a live stack: every frame that was dropped, by
-//! cause and by the place where it happened.
+//! An operator's view of a live stack: every frame that was dropped, by cause and by the
+//! place where it happened.
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -40,12 +40,12 @@ pub struct StackSnapshot {
     pub steered: Option<(u16, u32)>,
     /// Microseconds since it started.
     pub microseconds: u64,
-    /// Packets that the interface has received, as the kernel counts them
-    /// (`ip -s link`), read after all other counters; none where there is no
-    /// interface that was taken over, or procfs does not show it.
+    /// Packets that the interface has received, as the kernel counts them (`ip -s link`),
+    /// read after all other counters. `None` without an interface that was taken over, or
+    /// if procfs does not show it.
     #[serde(default)]
     pub received: Option<u64>,
-    /// What its device has lost since the stack started; none as for `received`.
+    /// The device's losses since the stack started; `None` as for `received`.
     #[serde(default)]
     pub losses: Option<DeviceLosses>,
     /// One entry a queue.
@@ -64,10 +64,10 @@ pub struct StackSnapshot {
     /// The switch of cells whose first port is this interface.
     #[serde(default)]
     pub cell_switch: Option<CellSwitchSnapshot>,
-    /// What the stages after the channel count.
+    /// Counters of the stages after the channel.
     #[serde(flatten)]
     pub counters: StackCounters,
-    /// What does not work as it should ([`crate::StackHandle::warnings`]).
+    /// Faults that the stack has noticed ([`crate::StackHandle::warnings`]).
     #[serde(default)]
     pub warnings: Vec<String>,
     /// Sockets that stay with the kernel, of a program that has the stack without knowing
@@ -88,8 +88,7 @@ pub struct DeviceLosses {
 }
 
 impl DeviceLosses {
-    /// What has been lost since.
-    /// What was lost since `before`.
+    /// Returns the losses since `before`.
     pub fn since(self, before: DeviceLosses) -> Self {
         DeviceLosses {
             receive_ring: self.receive_ring.saturating_sub(before.receive_ring),
@@ -104,7 +103,8 @@ impl DeviceLosses {
 pub struct DeviceSnapshot {
     /// Name of its driver; empty where that does not report one.
     pub driver: String,
-    /// Where the driver program runs: [`XdpMode::name`](tidewall_manager::XdpMode::name).
+    /// The place at which the driver program runs:
+    /// [`XdpMode::name`](tidewall_manager::XdpMode::name).
     pub xdp: String,
     /// True when frames are moved without copying.
     pub zero_copy: bool,
@@ -112,8 +112,8 @@ pub struct DeviceSnapshot {
     pub receive_queues: u32,
     /// Transmit queues.
     pub transmit_queues: u32,
-    /// Who computes the checksums of long frames that are sent, and why, in
-    /// words.
+    /// The party that computes the checksums of long frames that are sent, and the
+    /// reason, in words.
     pub checksums: String,
     /// The party that cuts long TCP segments into packets, and the reason, in words.
     #[serde(default)]
@@ -121,7 +121,7 @@ pub struct DeviceSnapshot {
 }
 
 impl DeviceSnapshot {
-    /// Of an open device with so many receive queues.
+    /// Describes an open device with so many receive queues.
     pub fn of(device: &AfXdp, receive_queues: u32) -> Self {
         DeviceSnapshot {
             driver: device.driver.clone(),
@@ -198,7 +198,7 @@ pub struct QueueSnapshot {
     pub empty_rounds: u64,
     /// Frames sent, and those refused for want of a free frame.
     pub transmitted: u64,
-    /// Of the frames sent, those whose checksum the device computes.
+    /// Those frames sent whose checksum the device computes.
     #[serde(default)]
     pub checksums_by_device: u64,
     /// Sends refused for want of a free frame.
@@ -218,7 +218,7 @@ pub struct QueueSnapshot {
     /// Drops of a host architecture's threads by cause; only those that are not
     /// zero.
     pub host: BTreeMap<String, u64>,
-    /// What receive control does.
+    /// The state of receive control.
     pub control: ControlSnapshot,
 }
 
@@ -258,7 +258,8 @@ pub struct CallSnapshot {
     pub circuit: Option<String>,
     /// The state by Q.2931, as U10 or N10.
     pub state: String,
-    /// `socket`; `waiting` until somebody accepts it; `releasing` when nobody has it here.
+    /// `socket`; `waiting` until the application accepts it; `releasing` when no socket
+    /// here has it.
     pub held: String,
     /// The number at this end.
     pub local: Option<String>,
@@ -280,7 +281,7 @@ pub struct SocketSnapshot {
     pub peer: Option<String>,
     /// Datagrams received, or connections that wait to be accepted.
     pub received: u64,
-    /// Of those, through the kernel.
+    /// Those that went through the kernel.
     pub through_kernel: u64,
     /// Frames waiting, all queues.
     pub occupancy: u32,
@@ -316,24 +317,26 @@ pub struct TcpSnapshot {
     pub cookies: u64,
     /// Timers that are armed or late.
     pub timers: u64,
-    /// What happened since the start, by name: connections `opened`, `closed`,
-    /// `accepted`, `accepted-by-kernel`; `refused` for want of room in the
-    /// driver's tables; `time-wait-evicted`, in TIME-WAIT, to make room there;
-    /// `channels-taken` from a connection for one that had more to do; times that
-    /// sending was `held-up` by the device or an unresolved neighbour; orphans that
-    /// were reset for their number or for memory (`orphans-reset`); segments of
-    /// connections not yet there that were dropped since memory was exhausted
-    /// (`no-memory`).
+    /// Events since the start, by name:
+    /// - connections `opened`, `closed`, `accepted`, `accepted-by-kernel`;
+    /// - `refused` for want of room in the driver's tables;
+    /// - `time-wait-evicted`: evicted from TIME-WAIT to make room there;
+    /// - `channels-taken` from a connection for one that had more to do;
+    /// - `held-up`: sending was delayed by the device or an unresolved neighbour;
+    /// - `orphans-reset`: orphans reset for their number or for memory;
+    /// - `no-memory`: segments of connections not yet there that were dropped since
+    ///   memory was exhausted.
     pub counters: BTreeMap<String, u64>,
-    /// Frames dropped in the driver at the channels that connections share, or
-    /// for a flow's share of them, by channel: `shared` by connections without
-    /// one of their own, `time-wait`. Only those that dropped some.
+    /// Frames dropped in the driver at the channels that connections share, or for a
+    /// flow's share of them, by channel. `shared` is the channel of connections without
+    /// one of their own, `time-wait` that of TIME-WAIT. Only those that dropped some.
     #[serde(default)]
     pub dropped: BTreeMap<String, u64>,
 }
 
 impl ControlSnapshot {
-    pub fn of(queue: &Shared) -> Self {
+    /// Reads the state of a queue's receive control.
+    pub(crate) fn of(queue: &Shared) -> Self {
         let counters = queue.counters();
         let read = |counter: &AtomicU64| counter.load(Ordering::Relaxed);
         let Some(state) = queue.control() else {
@@ -359,9 +362,9 @@ impl StackSnapshot {
         self.driver(Counter::Frames)
     }
 
-    /// Owned frames that went through the kernel because the device gives no
-    /// room for metadata: received all the same, but at the kernel's cost and
-    /// without early discard.
+    /// Counts owned frames that went through the kernel because the device gives no room
+    /// for metadata. They are received all the same, but at the kernel's cost and without
+    /// early discard.
     pub fn no_metadata(&self) -> u64 {
         self.driver(Counter::NoMetadata)
     }
@@ -373,7 +376,7 @@ impl StackSnapshot {
     }
 }
 
-/// What the stages after the channel count.
+/// Counters of the stages after the channel.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[non_exhaustive]
 pub struct StackCounters {
@@ -381,15 +384,14 @@ pub struct StackCounters {
     pub protocol: BTreeMap<String, u64>,
     /// Reassembly counters by name; only those that are not zero.
     pub fragments: BTreeMap<String, u64>,
-    /// What became of AAL5 PDUs and cells of circuits by cause; only causes that
-    /// occurred.
+    /// AAL5 PDUs and cells of circuits by outcome; only outcomes that occurred.
     #[serde(default)]
     pub circuits: BTreeMap<String, u64>,
     /// Complete datagrams whose socket was gone.
     pub no_socket: u64,
     /// Reassembled datagrams for a socket that took no more.
     pub socket_full: u64,
-    /// ICMP errors about flows of ours.
+    /// ICMP errors about the stack's flows.
     pub icmp_errors: u64,
     /// Datagrams moved out of frames because frame memory was short.
     pub copied_out: u64,

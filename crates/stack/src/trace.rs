@@ -1,9 +1,8 @@
-//! Following single frames through the stages after the driver.
+//! Follows single frames through the stages after the driver.
 //!
-//! The driver program numbers the next N frames and reports each with its
-//! bytes and verdict; the number travels in the frame's metadata, and every
-//! later stage adds a line here. A frame that is not followed costs one
-//! comparison.
+//! The driver program numbers the next N frames and reports each with its bytes and
+//! verdict. The number travels in the frame's metadata, and every later stage adds a line
+//! here. A frame that is not followed costs one comparison.
 
 use std::time::Instant;
 
@@ -25,9 +24,9 @@ pub struct Line {
     pub microseconds: u64,
     /// The stage: `delivered`, `dropped`, `fragment`, `icmp-error`; of what is forwarded
     /// `received` and `sent`, and what the user of a forwarder adds
-    /// ([`Arrived::trace`](crate::forward::Arrived::trace)).
+    /// (`Arrived::trace` of tidewall-forward).
     pub stage: String,
-    /// What happened there.
+    /// The event at that stage.
     pub what: String,
 }
 

@@ -1,5 +1,5 @@
-//! What a thread does for all sockets before it waits: timers that have expired, and bursts
-//! of sending with receiving between them.
+//! The work that a thread does for all sockets before it waits: timers that have expired,
+//! and bursts of sending with receiving between them.
 
 use std::io;
 use std::time::Duration;
@@ -54,8 +54,8 @@ impl Core {
         takes
     }
 
-    /// Sends what sockets have to send, and receives between bursts. What is more than
-    /// 2,048 frames is left to a thread that sleeps, or to the helper.
+    /// Sends what sockets have to send, and receives between bursts. Beyond 2,048 frames
+    /// the rest is left to a thread that sleeps, or to the helper.
     pub fn flush(&self) {
         self.flush_without(Hold::Nothing);
     }
@@ -126,11 +126,11 @@ impl Core {
         self.next_timer(now).is_some_and(|left| left.is_zero())
     }
 
-    /// Sends the frames that were put into a queue's ring: what the device drops is gone,
-    /// what it does not take goes with a later flush.
+    /// Sends the frames that were put into a queue's ring. Frames that the device drops
+    /// are gone; frames that it does not accept go with a later flush.
     ///
     /// # Errors
-    /// What the device reports.
+    /// The errors of the device.
     pub fn send_queue(&self, number: usize, queue: &QueueHandle) -> io::Result<()> {
         loop {
             let flushed = lock(&queue.transmitter).flush()?;

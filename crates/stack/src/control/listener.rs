@@ -10,18 +10,18 @@ use rustix::fs::{Mode, fchmod};
 use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType, bind, socket_with};
 use tidewall_manager::connection::Credentials;
 
-/// For how long nobody is accepted when descriptors or memory have run out.
+/// The pause in accepting after descriptors or memory have run out.
 const BACK_OFF: Duration = Duration::from_millis(100);
 
 /// Connections that may wait to be accepted.
 const BACKLOG: i32 = 128;
 
-/// A nonblocking stream socket that listens at `address`. Permissions of a path are
-/// `mode` from the first moment on: the file takes those of the socket (and of
-/// the umask, which can only be stricter).
+/// Creates a nonblocking stream socket that listens at `address`. The permissions of a
+/// path are `mode` from the first moment on. The file takes those of the socket, and of
+/// the umask, which can only be stricter.
 ///
 /// # Errors
-/// EADDRINUSE; what `bind` reports.
+/// EADDRINUSE; the errors of `bind`.
 fn listen(address: &SocketAddrUnix, mode: u32) -> io::Result<UnixListener> {
     let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
     let socket = socket_with(AddressFamily::UNIX, SocketType::STREAM, flags, None)?;
@@ -36,8 +36,8 @@ pub(super) struct Listener {
     socket: UnixListener,
     /// None of a name that is in no directory.
     path: Option<PathBuf>,
-    /// Nobody is accepted until then: a peer that cannot be accepted keeps the socket
-    /// readable, and waiting on it would not wait.
+    /// No peer is accepted until then. A peer that cannot be accepted keeps the socket
+    /// readable, so a wait on it would return at once.
     paused_until: Option<Instant>,
 }
 
@@ -78,8 +78,8 @@ impl Listener {
             || Credentials::of_peer(stream).is_ok_and(|peer| peer.uid == 0 || peer.uid == own)
     }
 
-    /// Readable when somebody waits; -1, which poll(2) ignores, while nobody is
-    /// accepted.
+    /// Returns a descriptor that is readable when a peer waits. While accepting is paused
+    /// it is -1, which poll(2) ignores.
     pub(super) fn descriptor(&self) -> i32 {
         match self.timeout() {
             Some(left) if !left.is_zero() => -1,
@@ -87,13 +87,13 @@ impl Listener {
         }
     }
 
-    /// How long nobody is accepted yet.
+    /// Returns the time until accepting resumes.
     pub(super) fn timeout(&self) -> Option<Duration> {
         let until = self.paused_until?;
         Some(until.saturating_duration_since(Instant::now()))
     }
 
-    /// Who waits, if anybody does.
+    /// Accepts a waiting peer, if there is one.
     pub(super) fn accept(&mut self) -> Option<UnixStream> {
         self.paused_until = None;
         let error = match self.socket.accept() {
@@ -193,7 +193,7 @@ mod tests {
             looks += 1;
         }
         assert!(looks <= 8, "{looks} looks");
-        // Nobody is forgotten over it.
+        // No waiting peer is lost in the pause.
         all.clear();
         let accepted = (0..8).find_map(|_| {
             tidewall_sys::poll_readable(

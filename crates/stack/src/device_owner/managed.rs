@@ -13,7 +13,7 @@ use tidewall_manager::client::{Client, Patience};
 
 use crate::lock::{Mutex, check_none_held, lock, rank};
 
-/// What the stack has of the manager.
+/// The stack's connection to its manager.
 pub struct Managed {
     pub(super) client: Arc<Client>,
     ports: Mutex<Ports, rank::Leaf>,
@@ -103,8 +103,8 @@ impl Managed {
         }
     }
 
-    /// A port for a connection, of those that are leased. The longest unused comes first,
-    /// and each block in an order that nobody can guess (RFC 6056 §3.3.1).
+    /// Returns a leased port for a connection. The longest unused comes first, and each
+    /// block in an order that cannot be guessed (RFC 6056 §3.3.1).
     pub(super) fn outgoing_port(&self, patience: Patience) -> io::Result<u16> {
         if let Some(port) = lock(&self.ports).take() {
             return Ok(port);

@@ -1,8 +1,13 @@
-//! What only the owner of the device may do for a stack.
+//! Operations on the device that only its owner may do for a stack.
 //!
-//! An embedded stack is the owner itself, and does it here and nowhere else: through the
-//! trusted tables and, on a Linux interface, through the open device. The stack of a
-//! process without privileges asks a manager for the same.
+//! Lives here: the driver program's trusted tables, ports, and actions that run when the
+//! process ends. An embedded stack is the owner itself, and does these things here and
+//! nowhere else. It uses the trusted tables and, on a Linux interface, the open device.
+//! The stack of a process without privileges asks a manager to do them.
+//!
+//! Does not live here: the tables that an application may write, and the queues.
+//!
+//! Read first: the module `connection` of tidewall-manager.
 
 mod managed;
 
@@ -32,6 +37,7 @@ pub enum DeviceOwner {
     Managed(Box<Managed>),
 }
 
+/// The device of an embedded stack.
 pub struct Embedded {
     trusted: Arc<TrustedTables>,
     /// Number of the application that the stack is.
@@ -72,7 +78,8 @@ impl DeviceOwner {
         matches!(self, DeviceOwner::Embedded(_))
     }
 
-    /// True where queues are on virtual pairs, and nobody has them polled.
+    /// Returns true in private mode: queues are on virtual pairs, and no process has them
+    /// polled.
     pub fn is_private(&self) -> bool {
         match self {
             DeviceOwner::Embedded(_) => false,
@@ -173,7 +180,7 @@ impl DeviceOwner {
         }
     }
 
-    /// Who owns the device, if that is another process.
+    /// Returns the connection to the manager, if another process owns the device.
     pub fn client(&self) -> Option<&Arc<Client>> {
         match self {
             DeviceOwner::Embedded(_) => None,
@@ -264,7 +271,7 @@ impl DeviceOwner {
         device.program.attach(interface, mode)
     }
 
-    /// What is wrong with the manager, if there is one.
+    /// Returns what is wrong with the manager, if there is one.
     pub fn warning(&self) -> Option<String> {
         match self {
             DeviceOwner::Embedded(_) => None,
@@ -272,26 +279,26 @@ impl DeviceOwner {
         }
     }
 
-    /// Has a file removed when the process ends, however it does; `None` where nobody
-    /// could.
+    /// Arranges that a file is removed when the process ends, even if it is killed.
+    /// `None` if this cannot be arranged.
     pub fn remove_on_exit(&self, path: &Path) -> Option<Undo> {
         let device = lock(self.device()?);
         device.restorer()?.on_exit_remove(path).ok()
     }
 
-    /// Has a command run when the process ends, however it does, or when the result is
-    /// dropped ([`tidewall_manager::restore::Restorer::on_exit_run`]).
+    /// Arranges that a command runs when the process ends, even if it is killed, or when
+    /// the result is dropped ([`tidewall_manager::restore::Restorer::on_exit_run`]).
     ///
     /// # Errors
-    /// Unsupported where there is nobody who could; as there.
+    /// `Unsupported` without a process that could run it; the errors of `on_exit_run`.
     pub fn run_on_exit(&self, arguments: &[&str]) -> io::Result<Undo> {
         let device = lock(self.device().ok_or_else(unsupported)?);
         let restorer = device.restorer().ok_or_else(unsupported)?;
         restorer.on_exit_run(arguments)
     }
 
-    /// Samples the next `frames` frames, none for 0. What an earlier trace left is dropped.
-    /// Of a manager's device that is the manager's to do.
+    /// Samples the next `frames` frames, none for 0. Records of an earlier trace are
+    /// dropped. A manager starts the traces of its own device.
     pub fn start_trace(&self, frames: u32) {
         if let DeviceOwner::Embedded(own) = self {
             self.traced().for_each(drop);

@@ -1,4 +1,4 @@
-//! What the helper thread does.
+//! The work of the helper thread.
 
 use std::io;
 use std::sync::atomic::Ordering;

@@ -1,7 +1,9 @@
-//! Fragments: a first fragment waits in its owner's channel and is reassembled
-//! on the owner's time; the rest wait in the fragment channel, which the
-//! poller empties last, a bounded number a round (LRP §3.1: a fragment without
-//! its transport header goes to a special channel, which reassembly consults).
+//! Fragments, and their reassembly on the receiver's time.
+//!
+//! A first fragment waits in its owner's channel and is reassembled on the owner's time.
+//! The others wait in the fragment channel, which the poller empties last, a bounded
+//! number per round. LRP §3.1: a fragment without its transport header goes to a special
+//! channel, which reassembly consults.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -16,17 +18,18 @@ use crate::core::Core;
 use crate::endpoint::Endpoint;
 use crate::lock::lock;
 
-/// Fragments taken from the fragment channel of a queue at a time: all that
-/// may wait there, for nobody looks again before the next fragment comes.
+/// Fragments taken from the fragment channel of a queue at a time. These are all that may
+/// wait there, since it is not read again before the next fragment comes.
 const BATCH: usize = super::FRAGMENT_LIMIT as usize;
 
+/// The reassembler, and the fragment channel of each queue.
 pub struct Fragments {
     reassembler: Reassembler,
     channels: Vec<Channel>,
 }
 
 impl Fragments {
-    pub fn new(channels: Vec<Channel>) -> Self {
+    pub(crate) fn new(channels: Vec<Channel>) -> Self {
         Fragments {
             reassembler: Reassembler::new(Limits::default()),
             channels,
@@ -51,7 +54,7 @@ impl Fragments {
         }
     }
 
-    pub fn counters(&self) -> Counters {
+    pub(crate) fn counters(&self) -> Counters {
         *self.reassembler.counters()
     }
 

@@ -1,4 +1,11 @@
 //! IP: routes, path MTUs, fragments, and the frames that are sent.
+//!
+//! Lives here: the choice between a frame of the stack and the kernel socket (`routes`),
+//! path MTUs (`path_mtu`), reassembly (`fragments`), and transmission (`transmit`).
+//!
+//! Does not live here: packet formats (tidewall-wire), the protocols above IP.
+//!
+//! Read first: `routes`.
 
 pub mod fragments;
 pub mod path_mtu;
@@ -27,10 +34,14 @@ pub const FRAGMENT_LIMIT: u32 = 256;
 
 /// IP of one stack.
 pub struct Ip {
+    /// Routes and neighbours.
     pub routes: Mutex<Routes, rank::Leaf>,
-    /// Where the kernel has routes, too, and there is the privilege for it.
+    /// Reports path MTUs to the kernel. `None` if the kernel has no routes for this
+    /// device or the privilege is missing.
     pub kernel_icmp: Option<KernelIcmp>,
+    /// Fragments of datagrams that are not complete.
     pub fragments: Mutex<Fragments, rank::Leaf>,
+    /// The options for parsing received packets.
     pub input_options: InputOptions,
 }
 

@@ -1,11 +1,11 @@
 //! Path MTUs that routers have reported (RFC 1191, RFC 8201).
 //!
-//! The kernel keeps them too, as exceptions to its routes, since what is longer
-//! than its path allows is cut into fragments by the kernel's socket. It does not
-//! see the errors by itself: the driver gives those about our flows to us. So each
-//! is put to it by a raw socket, over the loopback device, where it is judged as
-//! if it had come from the network. These here hold from the moment that the error
-//! is read, and where the kernel's own firewall does not let it in.
+//! The kernel keeps path MTUs too, as exceptions to its routes. Its socket fragments a
+//! datagram that is longer than its path allows. The kernel does not see the errors by
+//! itself, since the driver gives those about our flows to us. So each error is handed to
+//! the kernel by a raw socket, over the loopback device. The kernel judges it as if it
+//! had come from the network. The path MTUs kept here hold from the moment that the error
+//! is read. They also hold when the kernel's own firewall rejects the error.
 
 use std::collections::HashMap;
 use std::io;
@@ -31,7 +31,7 @@ struct PathMtu {
     reported: Instant,
 }
 
-/// What is remembered, by destination.
+/// Remembered path MTUs, by destination.
 #[derive(Debug, Default)]
 pub struct PathMtus(HashMap<IpAddr, PathMtu>);
 
@@ -99,11 +99,11 @@ impl KernelIcmp {
         })
     }
 
-    /// Puts an error to the kernel: `datagram` is all of it, from its IP header on,
-    /// and was sent to `local`, an address of this host.
+    /// Hands an error to the kernel. `datagram` is all of it, from its IP header on. It
+    /// was sent to `local`, an address of this host.
     ///
     /// # Errors
-    /// What `sendto` reports, EPERM of a firewall say.
+    /// The errors of `sendto`, such as EPERM from a firewall.
     pub fn put(&self, datagram: &[u8], local: IpAddr) -> io::Result<()> {
         let socket = if local.is_ipv4() { &self.v4 } else { &self.v6 };
         let Some(socket) = socket else {

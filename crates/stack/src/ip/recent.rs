@@ -5,9 +5,9 @@ use std::hash::Hash;
 use std::time::Instant;
 
 /// Two generations of at most `most` entries each. When the young one is full it becomes
-/// the old one, whose entries go; one that is looked up is young again. So an entry that
-/// is used stays while `most` others come, whoever makes these up, and none costs a search
-/// for one to evict.
+/// the old one, whose entries are dropped. An entry that is looked up becomes young
+/// again. So an entry in use stays while `most` others come, even if an attacker invents
+/// these. No search for an entry to evict is needed.
 #[derive(Debug)]
 pub struct Recent<K, V> {
     young: HashMap<K, V>,
@@ -16,6 +16,7 @@ pub struct Recent<K, V> {
 }
 
 impl<K: Eq + Hash + Copy, V> Recent<K, V> {
+    /// Creates an empty map with at most `most` entries per generation.
     pub fn new(most: usize) -> Self {
         Recent {
             young: HashMap::new(),
@@ -24,10 +25,12 @@ impl<K: Eq + Hash + Copy, V> Recent<K, V> {
         }
     }
 
+    /// Looks an entry up, and makes it young.
     pub fn get(&mut self, key: &K) -> Option<&V> {
         self.get_mut(key).map(|value| &*value)
     }
 
+    /// Looks an entry up to change it, and makes it young.
     pub fn get_mut(&mut self, key: &K) -> Option<&mut V> {
         if !self.young.contains_key(key) {
             let value = self.old.remove(key)?;
@@ -36,6 +39,7 @@ impl<K: Eq + Hash + Copy, V> Recent<K, V> {
         self.young.get_mut(key)
     }
 
+    /// Adds an entry, or replaces it. A full young generation becomes the old one first.
     pub fn insert(&mut self, key: K, value: V) {
         if self.young.len() >= self.most && !self.young.contains_key(&key) {
             self.old = std::mem::take(&mut self.young);

@@ -1,17 +1,18 @@
-//! Which frames we may send ourselves, and to which link address.
+//! Decides which frames the stack sends itself, and to which link address.
 //!
-//! The kernel keeps routes and neighbours. Its routing tables are read whole and looked up
-//! by prefix (`tables`); where they are more than prefixes and routers (policy rules with
-//! selectors, several paths) it is asked per destination. Neighbours are asked for per next
-//! hop. Answers are short-lived. Whatever has no neighbour on our own interface
-//! (loopback, another interface, an address still being resolved, multicast)
-//! goes through the kernel socket that holds the port, which also makes the
-//! kernel resolve the neighbour. So there is no second ARP here, and a
-//! destination is never unreachable through us that is reachable through the
-//! kernel.
+//! The kernel keeps routes and neighbours. Its routing tables are read whole and looked
+//! up by prefix (`tables`). Tables with more than prefixes and routers (policy rules with
+//! selectors, several paths) are not: the kernel is asked per destination. Neighbours are
+//! asked for per next hop. Answers are short-lived.
 //!
-//! Questions are limited. Beyond the limit the last answer counts although it is old, and
-//! for an answer to a frame the link address that the frame came from.
+//! A destination without a neighbour on our own interface goes through the kernel socket
+//! that holds the port. Examples are loopback, another interface, an address still being
+//! resolved, and multicast. Sending through that socket also makes the kernel resolve the
+//! neighbour. So there is no second ARP here, and a destination that the kernel can reach
+//! is never unreachable through us.
+//!
+//! Questions are limited. Beyond the limit the last answer counts, although it is old. An
+//! answer to a frame then goes to the link address that the frame came from.
 
 mod tables;
 
@@ -57,7 +58,9 @@ const NUD_STALE: u16 = 0x04;
 pub enum Route {
     /// In a frame of our own.
     Link {
+        /// The source address.
         source: IpAddr,
+        /// The link address of the next hop.
         neighbour: MacAddress,
         /// Longest IP datagram that reaches the destination whole, in bytes, as
         /// far as is known; the interface may allow less.
@@ -73,11 +76,16 @@ pub enum Route {
 pub enum Neighbour {
     /// In frames of our own.
     Known {
+        /// The source address.
         source: IpAddr,
+        /// The link address of the next hop.
         neighbour: MacAddress,
     },
     /// By our interface; the kernel has been asked to find the neighbour.
-    Resolving { source: IpAddr },
+    Resolving {
+        /// The source address.
+        source: IpAddr,
+    },
     /// Not known, since too many questions were asked lately.
     Unasked,
     /// Not by our interface.
@@ -100,7 +108,7 @@ struct Hop {
     is_new: bool,
 }
 
-/// What leads to a destination by our interface.
+/// The path to a destination by our interface.
 #[derive(Clone, Copy, Debug)]
 struct Way {
     source: IpAddr,
@@ -115,13 +123,13 @@ struct Way {
 #[derive(Clone, Copy, Debug)]
 struct OverBudget;
 
-/// Where answers come from.
+/// The source of answers.
 #[derive(Debug)]
 enum Oracle {
     Kernel {
         netlink: Rtnetlink,
         interface: u32,
-        /// Who may have neighbours found, where that is another process.
+        /// The manager that may resolve neighbours, if this process may not.
         manager: Option<Arc<Client>>,
     },
     /// A link with one neighbour: the in-memory device.
@@ -132,6 +140,7 @@ enum Oracle {
 }
 
 #[derive(Debug)]
+/// Routes to destinations, cached, and their next hops.
 pub struct Routes {
     oracle: Oracle,
     destinations: Recent<(IpAddr, Option<IpAddr>), Entry>,
@@ -143,7 +152,7 @@ pub struct Routes {
 }
 
 impl Routes {
-    pub fn of_interface(interface: u32, manager: Option<Arc<Client>>) -> io::Result<Self> {
+    pub(crate) fn of_interface(interface: u32, manager: Option<Arc<Client>>) -> io::Result<Self> {
         Ok(Self::new(Oracle::Kernel {
             netlink: Rtnetlink::open()?,
             interface,
@@ -151,7 +160,7 @@ impl Routes {
         }))
     }
 
-    pub fn fixed(sources: Vec<IpAddr>, neighbour: MacAddress) -> Self {
+    pub(crate) fn fixed(sources: Vec<IpAddr>, neighbour: MacAddress) -> Self {
         Self::new(Oracle::Fixed { sources, neighbour })
     }
 
@@ -178,7 +187,7 @@ impl Routes {
         self.tables = None;
     }
 
-    /// True for an address of ours, on the in-memory device.
+    /// Returns true for one of this host's addresses, on the in-memory device.
     pub fn is_own(&self, address: IpAddr) -> bool {
         matches!(&self.oracle, Oracle::Fixed { sources, .. } if sources.contains(&address))
     }
@@ -339,8 +348,8 @@ impl Routes {
                 return found.unwrap_or(Neighbour::Unasked);
             }
         };
-        // The kernel would find the same of a host on the link, at the cost of a question
-        // and of an entry per source that somebody made up.
+        // For a host on the link the kernel would find the same. It would cost a
+        // question, and an entry per source address that a sender invents.
         let is_found = |it: &&Hop| it.expires > now && it.neighbour.is_some();
         if let Some(found) = hinted(way.source)
             && way.on_link
@@ -366,8 +375,8 @@ impl Routes {
         known(way.source, MacAddress(neighbour.address))
     }
 
-    /// Has the kernel find a neighbour, or check one that is stale. Without a datagram of
-    /// ours through it, it does neither.
+    /// Makes the kernel resolve a neighbour, or check a stale one. It does neither unless
+    /// one of our datagrams goes through it.
     fn resolve(&mut self, next: IpAddr) {
         if let Oracle::Kernel {
             netlink,
@@ -388,10 +397,10 @@ impl Routes {
         self.destinations.expire(|entry| &mut entry.expires);
     }
 
-    /// A router has reported that datagrams to `destination`, from `source`, may
-    /// have no more than `bytes` on their way. Of a destination that nothing was
-    /// sent to lately that is forged: `None`. Else whether the kernel, too, should
-    /// hear of it now.
+    /// Takes a router's report that datagrams from `source` to `destination` may have at
+    /// most `bytes`. Returns `None` for a destination that nothing was sent to lately:
+    /// that report is forged. Otherwise returns whether the kernel, too, should be
+    /// notified now.
     pub fn report_mtu(
         &mut self,
         destination: IpAddr,
@@ -426,8 +435,8 @@ impl Routes {
         may
     }
 
-    /// What leads to a destination; `None`: the kernel, by another interface, or nothing.
-    /// Asks the kernel if this second's questions are no more than `most`.
+    /// Returns the path to a destination; `None`: the kernel, by another interface, or
+    /// nothing. Asks the kernel if this second's questions are no more than `most`.
     fn way(
         &mut self,
         destination: IpAddr,
@@ -447,7 +456,7 @@ impl Routes {
         let Oracle::Kernel { netlink, .. } = &mut self.oracle else {
             return Ok(None);
         };
-        // Of IPv4 the next question has this in it, of IPv6 it has not.
+        // For IPv4 the next question contains this check, for IPv6 it does not.
         if let (Some(address @ IpAddr::V6(_)), true) = (source, named)
             && !netlink
                 .route(address, None, None)
@@ -455,7 +464,7 @@ impl Routes {
         {
             return Ok(None);
         }
-        // What comes from a link-local address came by this interface.
+        // A frame from a link-local address came by this interface.
         let through = is_link_local(destination).then_some(interface);
         let Ok(route) = netlink.route(destination, source, through) else {
             return Ok(None);

@@ -30,10 +30,15 @@ const UDP_CHECKSUM_OFFSET: u16 = 6;
 /// A datagram's header fields.
 #[derive(Clone, Copy, Debug)]
 pub struct Heading {
+    /// The source address and port.
     pub source: SocketAddr,
+    /// The destination address and port.
     pub destination: SocketAddr,
+    /// The link address of the next hop.
     pub neighbour: MacAddress,
+    /// The DSCP and ECN bits.
     pub traffic_class: u8,
+    /// The TTL, or the hop limit.
     pub hop_limit: u8,
 }
 
@@ -56,7 +61,7 @@ pub struct Transmitter {
     /// Frames given to it since those that it has sent were last taken back.
     since_reclaim: u32,
     sent: Arc<AtomicU64>,
-    /// Of them, those whose checksum was left to the device.
+    /// Those of them whose checksum was left to the device.
     offloaded: u64,
     no_frame: u64,
     long: LongCounts,
@@ -75,27 +80,33 @@ struct Origin {
 
 /// A received segment, to be sent on where it lies.
 pub struct Forwarded<'a> {
+    /// The frame that holds the segment.
     pub frame: Frame,
-    /// Where in its packet the TCP header begins.
+    /// Offset of the TCP header in its packet, in bytes.
     pub transport: usize,
     /// The part of the payload that is sent on, from the packet's first byte. It ends with the
     /// last piece that hangs on the frame, if any does.
     pub payload: Range<usize>,
     /// The sum of all of the payload, if it is known and all is sent on.
     pub sum: Option<Sum>,
+    /// The link address of the next hop.
     pub neighbour: MacAddress,
+    /// The TTL, or the hop limit.
     pub hop_limit: u8,
+    /// The flow that the segment leaves with.
     pub flow: &'a FourTuple,
+    /// The TCP header that it leaves with.
     pub header: &'a Header,
+    /// The DSCP and ECN bits.
     pub traffic_class: u8,
 }
 
-/// What a [`Transmitter`] has done.
+/// Counters of a [`Transmitter`].
 #[derive(Clone, Copy, Debug)]
 pub struct Counts {
     /// Frames sent.
     pub sent: u64,
-    /// Of them, those whose checksum was left to the device.
+    /// Those of them whose checksum was left to the device.
     pub offloaded: u64,
     /// Sends refused for want of a frame.
     pub no_frame: u64,
@@ -104,7 +115,7 @@ pub struct Counts {
 }
 
 impl Transmitter {
-    pub fn new(
+    pub(crate) fn new(
         device: Box<dyn Transmit>,
         memory: FrameMemory,
         free: Vec<Frame>,
@@ -145,7 +156,7 @@ impl Transmitter {
         );
     }
 
-    /// What was done so far.
+    /// Returns the counters so far.
     pub fn counts(&self) -> Counts {
         Counts {
             sent: self.sent.load(Ordering::Relaxed),
@@ -448,8 +459,8 @@ impl Transmitter {
         Ok(flushed)
     }
 
-    /// A frame that nobody uses: one that was sent lately, which the processor's caches
-    /// may still have.
+    /// Returns a free frame. It prefers one that was sent lately, which the processor's
+    /// caches may still hold.
     fn frame(&mut self) -> io::Result<Option<Frame>> {
         if self.since_reclaim >= BURST {
             self.reclaim();

@@ -1,12 +1,11 @@
-//! Traffic classes: queues that are polled in order, so that what comes on the
-//! first is served before what comes on the next.
+//! Traffic classes: queues that are polled in order, so that frames of the first are
+//! served before frames of the next.
 //!
-//! Order alone is not enough. A service that answers one question at a time
-//! leaves its queue empty between two of them, and a round on a flooded queue
-//! begun in that gap takes longer than the gap. So while a class is active, all
-//! classes below it together get no more than a share of the time: a round on
-//! one of them, and what the application does with its frames, is followed by
-//! a pause in proportion.
+//! Order alone is not enough. A service that answers one question at a time leaves its
+//! queue empty between two of them. A round on a flooded queue begun in that gap takes
+//! longer than the gap. So while a class is active, all classes below it together get at
+//! most a share of the time. A round on one of them, and the application's work on its
+//! frames, is followed by a pause in proportion.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;

@@ -1,11 +1,11 @@
-//! When the device's interrupt is deferred.
+//! Decides when the device's interrupt is deferred.
 //!
-//! What we poll needs the deferral: without it each poll ends by enabling the
+//! Polling by the stack needs the deferral: without it each poll ends by enabling the
 //! interrupt. The kernel's own traffic pays for it, since after each of its frames the
-//! next one waits for the timer: a forwarded TCP stream keeps 0.6 of its throughput
-//! (docs/decisions/index.md). So interrupts are deferred while frames of ours come, and not
-//! while few come beside many of the kernel's. They stay deferred while most of what
-//! comes for the kernel is dropped beyond its rates: the interrupts would be a flood's.
+//! next one waits for the timer. A forwarded TCP stream keeps 0.6 of its throughput
+//! (docs/decisions.md). So interrupts are deferred while frames for the stack come, and
+//! not while few come beside many for the kernel. They stay deferred while most frames
+//! for the kernel are dropped beyond its rates: the interrupts would be a flood's.
 
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
@@ -19,7 +19,7 @@ use crate::lock::{Mutex, lock, rank};
 
 /// How often it is looked whether frames still come.
 const LOOK_EVERY: Duration = Duration::from_millis(100);
-/// So many of the kernel's frames for one of ours, and the interrupt is the kernel's.
+/// Kernel frames per stack frame from which the interrupt is left to the kernel.
 const KERNELS: u64 = 8;
 
 /// Whether interrupts are deferred, and what it takes that they are.
@@ -35,7 +35,8 @@ pub struct Deferral {
 }
 
 impl Deferral {
-    pub fn new() -> Self {
+    /// Creates the state with which a stack starts: interrupts are deferred.
+    pub(crate) fn new() -> Self {
         Deferral {
             deferred: true.into(),
             frames: 0.into(),
@@ -44,11 +45,13 @@ impl Deferral {
         }
     }
 
+    /// Returns true while interrupts are deferred.
     pub fn is_on(&self) -> bool {
         self.deferred.load(Ordering::Relaxed)
     }
 
-    /// `frames` of ours came. True when the control thread is to look again.
+    /// Notes that `frames` came for the stack. Returns true when the control thread is to
+    /// look again.
     #[inline]
     #[must_use]
     pub fn came(&self, frames: usize, poller: &mut Poller) -> bool {
@@ -118,8 +121,9 @@ impl Frames {
         }
     }
 
-    /// How many of ours the kernel's are worth: where fewer come, the interrupt is its.
-    /// None, while most of what comes for it is a flood that the driver program drops.
+    /// Returns the number of stack frames that outweigh the kernel's: if fewer come, the
+    /// interrupt is left to the kernel. Zero while most frames for the kernel are a flood
+    /// that the driver program drops.
     fn worth(self) -> u64 {
         if self.dropped > self.passed {
             0
@@ -130,7 +134,8 @@ impl Frames {
 }
 
 impl DeferralWatch {
-    pub fn new() -> Self {
+    /// Creates a watch whose first look is after one interval.
+    pub(crate) fn new() -> Self {
         DeferralWatch {
             next: Some(Instant::now() + LOOK_EVERY),
             frames: Frames::default(),
@@ -143,6 +148,7 @@ impl DeferralWatch {
         Some(next.saturating_duration_since(Instant::now()))
     }
 
+    /// Looks, if a look is due: changes the deferral, and what it takes to defer again.
     pub fn poll(&mut self, core: &Core) {
         let now = Instant::now();
         if self.next.is_some_and(|next| now < next) {

@@ -1,12 +1,22 @@
-//! Receiving: the queues of the device, the rounds that poll them, and how a thread
-//! with nothing to do waits.
+//! Receiving: the queues of the device, the rounds that poll them, and how a thread with
+//! nothing to do waits.
 //!
-//! `rounds` polls and sorts, `sleep` waits, `several` waits for several devices, `classes` divides time between traffic
-//! classes, `deferral` decides when the device's interrupt is deferred, `steering` which flooded port has a
-//! queue of its own.
+//! Lives here:
+//! - `rounds` polls and sorts;
+//! - `sleep` waits, and `several` waits for several devices;
+//! - `classes` divides time between traffic classes;
+//! - `deferral` decides when the device's interrupt is deferred;
+//! - `steering` decides which flooded port has a queue of its own;
+//! - `spin_trial` and `wake_up` measure what a sleep costs, and how long to poll before
+//!   one.
+//!
+//! Does not live here: reading the rings and receive control (tidewall-receive), choosing
+//! the thread that leads ([`crate::threads`]).
+//!
+//! Read first: `rounds`.
 
 mod classes;
-pub mod deferral;
+pub(crate) mod deferral;
 mod rounds;
 mod several;
 mod sleep;
@@ -48,11 +58,11 @@ const FLOOD_HYSTERESIS: u32 = 50;
 /// So many frames of others while a thread falls asleep and is woken are a flood: it
 /// had better not sleep.
 const FLOOD: f64 = 4.0;
-/// Looks in a row that find frames although nobody slept in between, after which the
+/// Looks in a row that find frames although no thread slept in between. After so many the
 /// device is polled: it interrupts more often than we work.
 const LOOKS_BEFORE_POLLING: u32 = 3;
-/// Looks in a row that follow each other sooner than a sleeper would be woken, after
-/// which it is polled, too: who looks does not mean to sleep.
+/// Looks in a row that follow each other sooner than a sleeper would be woken. After so
+/// many it is polled, too: a thread that looks so often does not mean to sleep.
 const CLOSE_LOOKS: u32 = 64;
 /// Waits between two that begin with polling, where that never pays: it costs next to
 /// nothing then.
@@ -74,8 +84,11 @@ const STOPPED_SLEEP: Duration = Duration::from_micros(100);
 
 /// One queue as the stack holds it.
 pub struct QueueHandle {
+    /// The receiving half.
     pub poller: SharedMutex<Poller, rank::Poller>,
+    /// The queue's state that other threads read.
     pub shared: Arc<Shared>,
+    /// The transmitting half.
     pub transmitter: Mutex<Transmitter, rank::Transmitter>,
     /// Frames the driver processed in the last poll, to choose how to leave
     /// the interrupt.
@@ -88,8 +101,9 @@ pub struct QueueHandle {
     load: Load,
     /// See [`tidewall_device::queue::Receive::delivers`].
     delivers: bool,
-    /// Somebody else polls the device, as it was in the last round: nothing is masked, and
-    /// who waits sleeps, since waiting awake would keep the processor from that one.
+    /// True if another party polled the device in the last round. Nothing is masked then.
+    /// A waiting thread sleeps, since waiting awake would keep the processor from that
+    /// party.
     polled_by_others: AtomicBool,
     /// When the next poll is due, ns since the start, [`NEVER`] or [`DELIVER_FIRST`].
     due: AtomicU64,
@@ -114,6 +128,8 @@ impl QueueHandle {
         BURST.saturating_sub(u32::try_from(since).unwrap_or(u32::MAX))
     }
 
+    /// Creates the queue's state. `class_budget`: the largest Bp of its traffic class, if
+    /// that has one of its own.
     pub fn new(
         poller: Poller,
         shared: Arc<Shared>,
@@ -169,13 +185,17 @@ impl QueueHandle {
 
 /// All queues of a stack, and the threads that poll them or sleep on them.
 pub struct Receiver {
+    /// The queues, by number.
     pub queues: Vec<QueueHandle>,
     /// Queues that send: the first so many.
     transmit_queues: usize,
+    /// How receiving is organized.
     pub architecture: Architecture,
     /// Per queue, for a host architecture with threads.
     pub host: OnceLock<Vec<Arc<HostCounters>>>,
+    /// The sleepers, and the one of them that leads.
     pub leadership: Leadership,
+    /// Whether the device's interrupt is deferred.
     pub deferral: Deferral,
     spin: Spin,
     /// Set if the configuration does not state how long a wait polls.
@@ -190,6 +210,7 @@ pub struct Receiver {
     round_ended: AtomicU64,
     /// Queues are traffic classes, in order.
     classed: bool,
+    /// The flooded port that has a queue of its own.
     pub reserved: Reserved,
 }
 
@@ -209,6 +230,7 @@ pub struct Spin {
 }
 
 impl Spin {
+    /// Creates the state for polling of `most` at most.
     pub fn new(most: Duration) -> Self {
         Spin {
             most,
@@ -228,7 +250,7 @@ impl Spin {
         skip == 0
     }
 
-    /// What is known of polling is of no use any more.
+    /// Forgets what was learnt about polling.
     fn forget(&self) {
         self.skip.store(0, Ordering::Relaxed);
         self.penalty.store(1, Ordering::Relaxed);
@@ -237,8 +259,8 @@ impl Spin {
     /// Polling brought what was waited for, or nothing.
     pub fn ended(&self, paid: bool) {
         let penalty = self.penalty.load(Ordering::Relaxed);
-        // One for nothing costs its whole time, one that pays saves a sleep and half of
-        // that: so two must pay for each that does not, or they become rare.
+        // A poll in vain costs its whole time; one that pays saves a sleep and half of
+        // that. So two must pay for each that does not, or polls become rare.
         let next = if paid {
             (penalty / 2).max(1)
         } else {
@@ -330,10 +352,12 @@ impl Load {
 }
 
 impl Receiver {
-    /// `spin`: how long a wait may poll before it sleeps; `None`: for the processor time of a
-    /// sleep, as polling in vain then costs no more than it could have saved, or for up to
-    /// two late wake-ups where a frame costs no more for that ([`SpinTrial`]). `classed`:
-    /// queues are traffic classes.
+    /// Creates the receiver. `spin` is the longest time that a wait polls before it
+    /// sleeps. `classed`: queues are traffic classes.
+    ///
+    /// For a `spin` of `None` a wait polls for the processor time of a sleep. Polling in
+    /// vain then costs no more than it could have saved. It polls for up to two late
+    /// wake-ups if a frame costs no more for that (`SpinTrial`).
     pub fn new(
         queues: Vec<QueueHandle>,
         transmit_queues: usize,

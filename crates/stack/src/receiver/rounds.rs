@@ -51,7 +51,8 @@ thread_local! {
 }
 
 impl Ready {
-    /// None yet. What follows a round may make another one, so the list is taken.
+    /// Returns an empty list. The caller takes the list, since the work after a round may
+    /// make another round.
     fn none() -> Self {
         let channels = READY.try_with(RefCell::take).unwrap_or_default();
         Ready { channels }
@@ -167,9 +168,9 @@ impl Receiver {
         })
     }
 
-    /// One round on every queue, in order: queue 0 is polled first. A queue
-    /// that another thread is polling is left to it, unless the caller `leads`:
-    /// who is about to sleep on the devices must be the last to poll them.
+    /// Makes one round on every queue, in order: queue 0 is polled first. A queue that
+    /// another thread is polling is left to it, unless the caller `leads`. A thread about
+    /// to sleep on the devices must be the last to poll them.
     pub fn round(&self, core: &Core, leads: bool) -> io::Result<Progress> {
         let caller = if leads {
             Caller::Sleeper
@@ -185,12 +186,13 @@ impl Receiver {
         self.rounds_made.load(Ordering::Relaxed)
     }
 
-    /// A round for a receive call that does not wait and found nothing. `asked`: how many
-    /// rounds had been made when its socket was asked before; `made`: when it was asked
-    /// now. A round serves all sockets: where one has been made in between, and no longer
-    /// ago than a wake-up takes, this call has just seen what it brought, and a thread that
-    /// asks its sockets one after the other polls once for all of them. True if a round was
-    /// made, which may have brought something.
+    /// Makes a round for a receive call that does not wait and found nothing. `asked`:
+    /// the rounds made when its socket was asked before; `made`: when it was asked now.
+    /// Returns true if a round was made, which may have brought something.
+    ///
+    /// A round serves all sockets. If one was made in between, no longer ago than a
+    /// wake-up takes, this call has just seen its frames. So a thread that asks its
+    /// sockets one after the other polls once for all of them.
     pub fn round_after_asking(&self, core: &Core, asked: u64, made: u64) -> io::Result<bool> {
         let now = core.now();
         if asked != made {
@@ -225,10 +227,10 @@ impl Receiver {
             return Way::Poll;
         }
         let masked = queue.masked.load(Ordering::Relaxed);
-        // Under load an armed poll would go on in softirq, ahead of everybody.
+        // Under load an armed poll would go on in softirq, ahead of every thread.
         let many = queue.last_round.load(Ordering::Relaxed) >= MANY as u64;
         let sleeps = caller == Caller::Sleeper;
-        // Who sleeps on the device while we work needs its interrupt, too.
+        // A thread that sleeps on the device while we work needs its interrupt, too.
         let interrupts = sleeps || self.leadership.is_taken();
         if !queue.delivers {
             return if interrupts && !many {
@@ -244,7 +246,7 @@ impl Receiver {
             false if !polls => Way::Look,
             _ if caller == Caller::Spinner || self.holds_flood(now) => Way::Poll,
             true if many || !interrupts => Way::Poll,
-            // Who sleeps has looked once more by then.
+            // A sleeper has looked once more by then.
             true if sleeps && found => Way::Poll,
             _ if sleeps && self.is_flooded(now) => Way::Poll,
             true => Way::Arm,
@@ -348,7 +350,7 @@ impl Receiver {
             let round = match round {
                 Ok(round) => round,
                 Err(error) => {
-                    // What the device had delivered before is sorted already.
+                    // Frames that the device had delivered before are sorted already.
                     self.deliver(core, poller, ready);
                     failed = Err(error);
                     continue;
@@ -388,7 +390,8 @@ impl Receiver {
             self.leadership.wake_leader();
         }
         if progress.ended == now {
-            // Other threads have all the queues. Who polls for a time needs to see it pass.
+            // Other threads have all the queues. A thread that polls for a time needs to
+            // see it pass.
             progress.ended = core.now();
         }
         self.round_ended
@@ -400,12 +403,13 @@ impl Receiver {
         failed.map(|()| progress)
     }
 
-    /// A poll by a thread that polls again. Under a load that persists ([`Load`]) it leaves
-    /// the device masked; before that the device interrupts between two polls.
+    /// Polls for a thread that polls again. Returns also the time at which the poll
+    /// ended. Under a load that persists ([`Load`]) it leaves the device masked; before
+    /// that the device interrupts between two polls.
     ///
-    /// The timer is put out of the way *before* the poll that starts it: one that expired
-    /// while these frames are dealt with would have the device polled in softirq, ahead of
-    /// everybody and without a budget. Returns when the poll ended, too.
+    /// The timer is put out of the way *before* the poll that starts it. If it expired
+    /// while these frames are processed, the device would be polled in softirq, ahead of
+    /// every thread and without a budget.
     fn poll(
         &self,
         core: &Core,
@@ -516,8 +520,8 @@ impl Receiver {
         changed
     }
 
-    /// True when the device's timer brings frames in batches of bearable size, so
-    /// that a poll of ours between two of them would only cost.
+    /// Returns true when the device's timer brings frames in batches of bearable size. An
+    /// extra poll between two of them would only cost.
     pub fn device_polls(&self) -> bool {
         if self.reserved.get().is_some() {
             return false;
@@ -551,7 +555,8 @@ impl Receiver {
                 self.control(core.now(), queue, &mut poller, &round.seen(), true);
                 queue.load.note(round.frames as u64);
                 let loaded = self.coalesces() || queue.load.persists();
-                // Who cannot poll could not arm it either, and would wait awake for ever.
+                // A thread that cannot poll could not arm it either, and would wait awake
+                // for ever.
                 if loaded && round.frames >= POLL_MAX as usize && poller.napi().ids[0] != 0 {
                     // The timer's polls have no budget: from now on we poll.
                     poller.set_moderation(InterruptModeration::BusyPoll);
@@ -568,7 +573,8 @@ impl Receiver {
         yield_to_higher(woken_before);
     }
 
-    /// What follows sorting: what the kernel delivered, wake-ups, memory pressure.
+    /// Does the work after sorting: frames that the kernel delivered, wake-ups, memory
+    /// pressure.
     fn deliver(&self, core: &Core, mut poller: MutexGuard<'_, Poller, rank::Poller>, ready: Ready) {
         let kernel_delivered = poller.take_kernel_delivered();
         let short = poller.short_of_frames();
@@ -584,7 +590,7 @@ impl Receiver {
         for &channel in &ready.channels {
             let number = channel & !WAITED;
             if number != channel && ready.channels.contains(&number) {
-                // Who is woken for the rest sees to it, too.
+                // The thread woken for the rest processes it, too.
                 continue;
             }
             if channel != last {

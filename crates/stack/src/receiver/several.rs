@@ -20,13 +20,14 @@ pub struct Wait<'a> {
     pub sending: bool,
 }
 
-/// Polls every device of `cores` and sorts what has come. When that is nothing, polls on
-/// for a time if `wait` says so, and then sleeps until a device has something, which `has_input` says, and sorts that. A device that
-/// is down, or whose interface is no more, keeps nobody from the others. The threads of
-/// host architectures have no place here.
+/// Polls every device of `cores` and sorts the frames that have come. If there are none,
+/// it polls on for a time if `wait` asks for it. Then it sleeps until a device has
+/// something, which `has_input` reports, and sorts that. A device that is down, or whose
+/// interface is gone, does not keep frames of the others waiting. The threads of host
+/// architectures are not supported here.
 ///
 /// # Errors
-/// ENODEV when no interface is left; what a device reports; EINTR.
+/// ENODEV when no interface is left; errors of a device; EINTR.
 pub fn wait_for_frames(
     cores: &[&Core],
     wait: Wait<'_>,
@@ -38,7 +39,7 @@ pub fn wait_for_frames(
         sending,
     } = wait;
     if cores.iter().any(|core| core.receiver.is_polling()) {
-        // Who finds many is back when they are dealt with.
+        // A thread that finds many frames returns when they are processed.
         let mut frames = 0;
         for core in cores.iter().filter(|core| core.netdev.check().is_ok()) {
             frames += unless_down(core.receiver.round_and_return(core))?.map_or(0, |it| it.frames);

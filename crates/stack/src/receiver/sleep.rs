@@ -6,10 +6,10 @@ use crate::core::Core;
 use crate::lock::lock;
 use crate::threads::{Waitable, Waker, take_interruption};
 
-/// The frames that are not for the stack, when somebody last looked.
+/// The frames that are not for the stack, at the last look.
 ///
-/// Interrupts for them come ahead of every thread: where they are many, who sleeps is
-/// not woken for its own.
+/// Interrupts for them come ahead of every thread. If they are many, a sleeper is not
+/// woken for its own frames.
 #[derive(Debug, Default)]
 pub(super) struct OthersFrames {
     at: Duration,
@@ -21,8 +21,9 @@ pub(super) struct OthersFrames {
 /// and the signals are not the device's to hold up.
 const ASK_KERNEL_EVERY: u32 = 64;
 
-/// Rounds of a leader that woke another thread and found nothing for itself, or after which a
-/// higher one took the lead over: so many, and it resigns.
+/// Rounds after which a leader resigns. Counted are rounds that woke another thread and
+/// found nothing for the leader itself, and rounds after which a higher thread took the
+/// lead over.
 const ROUNDS_FOR_OTHERS: u32 = 16;
 
 /// When to try again what a device did not take.
@@ -59,7 +60,7 @@ impl Receiver {
                 trial.time(sent, || core.now(), tidewall_sys::process_time, &self.spin)
             });
             let answers = self.spin.begins(sent) && !self.queues.iter().any(by_others);
-            // Where receive control forbids to sleep it would poll in any case.
+            // If receive control forbids sleeping, the thread would poll in any case.
             if answers || self.waiting() == Waiting::Poll {
                 let (found, polled) = self.poll_before_sleep(core, most, has_input)?;
                 if answers {
@@ -91,7 +92,7 @@ impl Receiver {
         }
         self.leadership.leave(&waker);
         core.helper.thread_leaves();
-        // Who woke us for it wakes nobody else.
+        // The thread that woke us for it wakes no other thread.
         match result {
             Ok(true) => Ok(true),
             _ if has_input() => Ok(true),
@@ -163,7 +164,7 @@ impl Receiver {
             };
             if has_led_for_others {
                 for_others += 1;
-                // Where nobody would look while all threads are away, it goes on.
+                // If no thread would look while all threads are away, it goes on.
                 if for_others >= ROUNDS_FOR_OTHERS && core.helper.is_running() {
                     self.leadership.resign(waker);
                     leads = false;
@@ -292,9 +293,9 @@ impl Receiver {
         self.architecture.has_threads() || core.netdev.is_gone()
     }
 
-    /// True while so many frames come that are not for the stack that a thread which
-    /// sleeps would find a number of them when it is woken. Receive control sees to our
-    /// own.
+    /// Returns true while frames that are not for the stack flood it: a sleeping thread
+    /// would find a number of them when it is woken. Receive control handles our own
+    /// frames.
     pub(super) fn is_flooded(&self, now: Duration) -> bool {
         if !self.deferral.is_on() {
             // The interrupts are the kernel's.

@@ -1,21 +1,23 @@
-//! How long a wait polls before it sleeps, where nobody has said so.
+//! Measures how long a wait polls before it sleeps, if the configuration does not set it.
 //!
-//! To poll for the processor time of a sleep costs at most twice that, but seldom sees the
-//! next question of a client that waits for its answers. To poll for as long as two
-//! wake-ups are late, the client's and ours, sees it. For such a client each sleep that is
-//! saved makes the next question come sooner, and the processor pays for one poll instead of
-//! a sleep. Where questions come at a pace of their own the processor pays for the whole
-//! time until the next one. When frames come does not tell the two apart, as it depends on
-//! when the last answer went.
+//! Polling for the processor time of a sleep costs at most twice that. It seldom sees the
+//! next question of a client that waits for its answers. Polling for as long as two
+//! wake-ups are late, the client's and ours, sees it. For such a client each sleep that
+//! is saved makes the next question come sooner. The processor pays for one poll instead
+//! of a sleep. If questions come at their own pace, the processor pays for the whole time
+//! until the next one. The arrival times of frames do not tell the two cases apart, as
+//! they depend on when the last answer went.
 //!
-//! So both times are tried, for some waits each, and the processor time of the process per
-//! frame sent is compared. While the longer one is tried, a histogram notes when the polls
-//! found what was waited for. From it follows what any shorter time would have cost. A wait
-//! then polls for the time that finds most, of those that cost a tenth more than the short
-//! time at most: so much is a client's latency worth, and Linux's processor time of a
-//! request is no less than that with a sleep. When waits come at another pace, both are tried
-//! again. Threads that compute meanwhile cost the same in both halves, so that longer polls
-//! pass more easily: latency is then a smaller part of what the process costs.
+//! So both times are tried, for some waits each, and the processor time of the process
+//! per frame sent is compared. While the longer one is tried, a histogram notes when the
+//! polls found what was waited for. It shows what any shorter time would have cost. A
+//! wait then polls for the time that finds most, of those that cost at most a tenth more
+//! than the short time. A client's latency is worth so much, and the processor time that
+//! Linux takes per request is no less than that with a sleep.
+//!
+//! When waits come at another pace, both are tried again. Threads that compute meanwhile
+//! cost the same in both halves, so that longer polls pass more easily. Latency is then a
+//! smaller part of what the process costs.
 
 use std::time::Duration;
 
@@ -28,13 +30,13 @@ const TRIED: u32 = 128;
 /// the outcome is the same.
 const KEPT: u32 = 1024;
 const KEPT_MOST: u32 = 16 * KEPT;
-/// Where waits come twice as often or half as often as when the outcome was found, it is
-/// kept for this part of that.
+/// If waits come twice or half as often as at the last trial, its outcome is kept for
+/// this part of the usual number.
 const CHANGED: u32 = 8;
 /// Waits whose frequency is compared.
 const PACE: u32 = 64;
-/// Processor time that a frame may take for the sake of its latency, as a share of what it
-/// takes where waits poll for the shorter time.
+/// The processor time per frame that its latency may cost, as a multiple of its cost when
+/// waits poll for the shorter time.
 const DEARER: f64 = 1.1;
 /// Steps of the longer time in which it is counted when frames came.
 const STEPS: usize = 16;
@@ -69,7 +71,8 @@ struct State {
     left: u32,
     /// How long a wait polls.
     time: Duration,
-    /// Where this half of a trial began, and the cost of a frame in the first one, in s.
+    /// The beginning of this half of a trial, and the cost per frame in the first half,
+    /// in s.
     mark: Mark,
     short: f64,
     gaps: Gaps,
@@ -95,8 +98,9 @@ impl Gaps {
         }
     }
 
-    /// For polls of so many steps: how many would have found it, and the processor time of
-    /// them all in s, with a sleep of `work` after each of the others.
+    /// Returns, for polls of so many steps, how many would have found it, and the
+    /// processor time of all of them in s. Each of the others includes a sleep of `work`
+    /// after it.
     fn of(&self, steps: usize, long: Duration, work: Duration) -> (u32, f64) {
         let step = long.as_secs_f64() / STEPS as f64;
         let (mut found, mut time) = (0, 0.0);

@@ -1,10 +1,10 @@
 //! A flooded port with a receive queue of its own: when that queue is polled, and the
 //! looks that decide which port it is ([`tidewall_receive::steering`]).
 //!
-//! The frames of the flood wait in the reserved queue's ring, and die there when it is
-//! full: on the card, before they cost the host anything. So that queue is polled last,
-//! and only for what its channel takes. The other queues are polled often: what comes
-//! there is for others than the flooded.
+//! The frames of the flood wait in the reserved queue's ring. When it is full they are
+//! dropped there: on the card, before they cost the host anything. So that queue is
+//! polled last, and only for what its channel accepts. The other queues are polled often,
+//! since their frames are for sockets that are not flooded.
 
 use std::collections::BTreeMap;
 use std::io;
@@ -23,8 +23,9 @@ use super::classes::nanoseconds;
 use super::{QueueHandle, Receiver};
 use crate::core::Core;
 
-/// The reserved queue is polled at least so often, whatever waits in its channel: the
-/// device's timer (5 ms), which would have it polled in softirq, restarts with each poll.
+/// Longest interval between polls of the reserved queue, whatever waits in its channel.
+/// The device's timer (5 ms), which would have it polled in softirq, restarts with each
+/// poll.
 const KEEPS_MASKED: Duration = Duration::from_millis(4);
 /// How long a flood is taken to go on after it was seen: many such polls.
 const FLOOD_LASTS: u64 = 50_000_000;
@@ -151,8 +152,9 @@ impl Receiver {
     }
 }
 
-/// The cost of a frame that a full channel drops, ns: as that of any frame, the time of
-/// polls over the frames that they took. An interrupt's frames cost the same.
+/// Returns the cost of a frame that a full channel drops, in ns. It is that of any frame:
+/// the time of polls divided by the frames that they took. An interrupt's frames cost the
+/// same.
 pub fn frame_cost(core: &Core) -> f64 {
     let of = |queue: &QueueHandle| {
         let counters = queue.shared.counters();
@@ -206,6 +208,7 @@ impl SteeringWatch {
         Some(next.saturating_duration_since(Instant::now()))
     }
 
+    /// Looks, if a look is due, and moves the flooded port or gives its queue back.
     pub fn poll(&mut self, core: &Core) {
         let now = Instant::now();
         if self.adaptor.is_none() || self.next.is_some_and(|next| now < next) {
@@ -328,8 +331,9 @@ impl SteeringWatch {
     }
 }
 
-/// The load of each port since `before`, for ports that one socket has; `now` gets the
-/// counts. Where several share a port, the channel of one says nothing of the others.
+/// Counts the load of each port since `before`, for ports that one socket has; `now` gets
+/// the counts. If several sockets share a port, one channel does not show the load of the
+/// others.
 fn count_ports(
     core: &Core,
     sockets: &[(u16, ChannelId)],

@@ -13,7 +13,7 @@ use tidewall_receive::control::WAKE_UP_USUAL;
 const TIMES: usize = 9;
 /// How long each of these sleeps is: long enough for the processor to halt.
 const SLEEP: Duration = Duration::from_micros(100);
-/// What a sleep that is disturbed each time is taken for at most.
+/// The upper limit on the measured sleep, if each sleep is disturbed.
 const MOST: Duration = Duration::from_micros(200);
 
 /// How often two threads wake each other, for the processor time of it.
@@ -27,7 +27,7 @@ pub struct WakeUp {
 }
 
 impl Default for WakeUp {
-    /// What it may be, where there is no machine to measure.
+    /// The usual values, for a stack without a machine to measure.
     fn default() -> Self {
         WakeUp {
             late: WAKE_UP_USUAL,
@@ -70,9 +70,9 @@ impl WakeUp {
     }
 }
 
-/// The processor time for which two threads wake each other, once each: as a sleep ends with
-/// an interrupt and a wake-up, and begins and ends with a change of threads. `None` where no
-/// thread can be had.
+/// Measures the processor time in which two threads wake each other, once each. A sleep,
+/// too, ends with an interrupt and a wake-up, and begins and ends with a change of
+/// threads. `None` if no thread can be started.
 fn work() -> Option<Duration> {
     let turn = Arc::new(AtomicU32::new(0));
     let (first, its) = (std::thread::current(), turn.clone());

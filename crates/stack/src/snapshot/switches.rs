@@ -1,4 +1,4 @@
-//! What an operator sees of switches.
+//! An operator's view of switches.
 
 use std::collections::BTreeMap;
 
@@ -12,8 +12,8 @@ pub struct SwitchSnapshot {
     pub address: String,
     /// Connections, those that linger after their end included.
     pub connections: u64,
-    /// Of these, those that the sums and maxima below cover: the switch examines no more
-    /// than it can while segments wait.
+    /// Those that the sums and maxima below cover: the switch examines no more than it
+    /// can while segments wait.
     pub examined: u64,
     /// Frames that the ring of a connection and direction has room for.
     pub ring: u64,
@@ -27,7 +27,7 @@ pub struct SwitchSnapshot {
     pub unacknowledged_in: u64,
     /// Bytes of members that peers have not acknowledged.
     pub unacknowledged_out: u64,
-    /// What happened, by name; only those that are not zero.
+    /// Events, by name; only those that are not zero.
     pub counters: BTreeMap<String, u64>,
     /// One entry per member.
     pub members: Vec<SwitchMember>,
@@ -45,7 +45,7 @@ pub struct SwitchMember {
     pub open: u64,
     /// Frames sent to it there that it has not acknowledged.
     pub outstanding: u64,
-    /// What happened, by name.
+    /// Events, by name.
     pub counters: BTreeMap<String, u64>,
 }
 
@@ -63,7 +63,7 @@ pub struct CellSwitchSnapshot {
     /// Calls, those that are being released included.
     #[serde(default)]
     pub calls: Vec<SwitchedCall>,
-    /// What happened, by name; only those that are not zero.
+    /// Events, by name; only those that are not zero.
     pub counters: BTreeMap<String, u64>,
 }
 
@@ -73,7 +73,7 @@ pub struct CellSwitchSnapshot {
 pub struct CellSwitchPort {
     /// Its interface.
     pub interface: String,
-    /// What its packets are: `frame` or `cell`.
+    /// The kind of its packets: `frame` or `cell`.
     pub mode: String,
     /// Cells that wait for it, of each priority.
     pub waiting: Vec<u64>,
@@ -91,9 +91,9 @@ pub struct CellSwitchPort {
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[non_exhaustive]
 pub struct CellRoute {
-    /// Where cells come from: interface, VPI and VCI, as `eth1/0.100`.
+    /// The circuit that cells come from: interface, VPI and VCI, as `eth1/0.100`.
     pub from: String,
-    /// Where they go.
+    /// The circuit that they go to.
     pub to: String,
     /// The queue, 0 to 3.
     pub priority: u64,

@@ -19,10 +19,9 @@ const FRAMES_MIN: u32 = 4096;
 /// Configuration of an embedded stack: one process that owns an interface's queues and
 /// everything above them.
 ///
-/// Nothing but the interface has to be said. Each other parameter has a setter, whose
-/// text says what it is, its range and what it is otherwise, why one would set it, and
-/// by which symptom one sees that it is wrong. All are checked by [`StackHandle::embedded`],
-/// before anything is touched.
+/// Only the interface is required. Each other parameter has a setter. Its text states the
+/// meaning, the range and the default, a reason to set it, and the symptom of a wrong
+/// value. [`StackHandle::embedded`] checks all parameters before it changes anything.
 ///
 /// ```no_run
 /// use tidewall_socket::{EmbeddedConfig, Stack};
@@ -51,7 +50,8 @@ pub struct EmbeddedConfig {
 }
 
 impl EmbeddedConfig {
-    /// Of the interface of this name, in the caller's network namespace.
+    /// Creates the default configuration for the interface of this name, in the caller's
+    /// network namespace.
     ///
     /// Wrong: `NotFound`; `Unsupported` for a VLAN, a bridge or a bond, with the name of
     /// the interface below.
@@ -76,10 +76,12 @@ impl EmbeddedConfig {
         }
     }
 
+    /// Returns the name of the interface.
     pub fn interface(&self) -> &str {
         &self.interface
     }
 
+    /// Returns the frames of memory per queue.
     pub fn frames_of_queue(&self) -> u32 {
         self.frames
     }
@@ -109,11 +111,11 @@ impl EmbeddedConfig {
         self
     }
 
-    /// Where the driver program is to run. `None`, which is the default: in the driver,
-    /// or, on a card whose driver has no native XDP, generically.
+    /// Sets the place at which the driver program runs. `None`, which is the default: in
+    /// the driver, or, on a card whose driver has no native XDP, generically.
     ///
-    /// Why: to measure the difference. Wrong: `doctor` says generic on a driver that has
-    /// native XDP.
+    /// Why: to measure the difference. Wrong: `doctor` reports generic on a driver that
+    /// has native XDP.
     #[must_use]
     pub fn xdp(mut self, mode: impl Into<Option<XdpMode>>) -> Self {
         self.xdp = mode.into();
@@ -122,7 +124,8 @@ impl EmbeddedConfig {
 
     // ---- Receiving ----------------------------------------------------------
 
-    /// Who runs which stage. [`Architecture::Tidewall`] by default, and outside comparisons.
+    /// Sets which thread runs which stage. [`Architecture::Tidewall`] by default, and
+    /// outside comparisons.
     #[must_use]
     pub fn architecture(mut self, architecture: Architecture) -> Self {
         self.receiving.architecture = architecture;
@@ -154,8 +157,8 @@ impl EmbeddedConfig {
     /// Why: a round takes too long for other queues or classes. Wrong: classes below the
     /// first starve.
     ///
-    /// [`BUDGET_MIN`]: crate::tuning::BUDGET_MIN
-    /// [`BUDGET_MAX`]: crate::tuning::BUDGET_MAX
+    /// [`BUDGET_MIN`]: tidewall_receive::control::BUDGET_MIN
+    /// [`BUDGET_MAX`]: tidewall_receive::control::BUDGET_MAX
     #[must_use]
     pub fn budget(mut self, frames: impl Into<Option<u32>>) -> Self {
         self.budget = frames.into();
@@ -168,7 +171,7 @@ impl EmbeddedConfig {
     /// Why: the ring is large and processor time matters more than latency. Wrong:
     /// `stat`: the ring overflows at rates that the processor bears.
     ///
-    /// [`INTERVAL_MAX`]: crate::tuning::INTERVAL_MAX
+    /// [`INTERVAL_MAX`]: tidewall_receive::control::INTERVAL_MAX
     #[must_use]
     pub fn interrupt_interval(mut self, interval: impl Into<Option<Duration>>) -> Self {
         self.interrupt_interval = interval.into();
@@ -186,17 +189,21 @@ impl EmbeddedConfig {
         self
     }
 
-    /// How long, at most, a blocking call polls before it sleeps; zero: not at all.
-    /// `None`, which is the default: for the processor time of a sleep, which is measured when the
-    /// stack begins, so that polling in vain costs no more than it could have saved; or for
-    /// longer, up to two late wake-ups, where a trial shows that an answer costs no more than a
-    /// tenth more of processor time then, as of a client that waits for each. It does so where
-    /// something was sent since the wait before, and the seldomer the more often that was for
-    /// nothing: a client that asks again at once is answered without a wake-up
-    /// (`tidewall lab run lrp-base`), and an idle stack polls for nobody.
+    /// Sets the longest time that a blocking call polls before it sleeps; zero: not at
+    /// all.
     ///
-    /// Why: answers are owed at intervals longer than that. Wrong: processor time of a
-    /// service that seldom hears anything.
+    /// `None`, which is the default: it polls for the processor time of a sleep, which is
+    /// measured when the stack begins. Polling in vain then costs no more than it could
+    /// have saved. It polls for longer, up to two late wake-ups, if a trial shows that an
+    /// answer then costs at most a tenth more processor time. This is so for a client
+    /// that waits for each answer.
+    ///
+    /// A call polls if something was sent since the wait before, and the more rarely the
+    /// more often polling was in vain. So a client that asks again at once is answered
+    /// without a wake-up (`tidewall lab run lrp-base`), and an idle stack does not poll.
+    ///
+    /// Why: answers are owed at intervals longer than that. Wrong: a service that seldom
+    /// receives anything uses processor time.
     #[must_use]
     pub fn spin(mut self, spin: impl Into<Option<Duration>>) -> Self {
         self.receiving.spin = spin.into();
@@ -226,9 +233,9 @@ impl EmbeddedConfig {
 
     // ---- TCP ----------------------------------------------------------------
 
-    /// What TCP connections begin with. `None`, which is the default: what the caller's
-    /// network namespace says when the stack starts (`/proc/sys/net/ipv4/tcp_…`, those
-    /// of [`Sysctl::NAMES`]), as a program on Linux has it.
+    /// Sets the parameters that TCP connections begin with. `None`, which is the default:
+    /// those of the caller's network namespace when the stack starts, as for a program on
+    /// Linux. They are read from `/proc/sys/net/ipv4/tcp_…`, those of [`Sysctl::NAMES`].
     ///
     /// Why: this program's connections are to differ from the host's.
     #[must_use]

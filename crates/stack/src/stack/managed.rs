@@ -8,21 +8,24 @@ use tidewall_manager::protocol::Join;
 use super::*;
 
 impl StackHandle {
-    /// A stack of a process that needs no privilege: the interface is a manager's, who
-    /// listens at a path (`tidewalld`) and hands over queues. While it is gone, what is
-    /// there goes on; sockets are bound when it is back.
+    /// Starts a stack in a process without privileges, on a manager's interface. The
+    /// manager (`tidewalld`) listens at a path and hands over queues. While it is gone,
+    /// existing sockets continue; new sockets are bound when it is back.
     ///
-    /// Of `config` the manager decides what concerns the device: the interface, its queues
-    /// and where the driver program runs; there are neither threads that receive nor
-    /// traffic classes. The process serves no `tidewall stat` by itself. In private mode
-    /// policy and spin of `config` hold while the application is alone on the device, which
-    /// it then polls itself; otherwise a thread of the kernel's does, and a thread that
-    /// waits sleeps.
+    /// The manager decides the parts of `config` that concern the device: the interface,
+    /// its queues and the place at which the driver program runs. There are no threads
+    /// that receive and no traffic classes. The process serves no `tidewall stat` by
+    /// itself.
+    ///
+    /// In private mode policy and spin of `config` hold while the application is alone on
+    /// the device, which it then polls itself. Otherwise a kernel thread polls it, and a
+    /// thread that waits sleeps.
     ///
     /// # Errors
-    /// `NotFound`, `ConnectionRefused` where no manager listens; EPERM for a user that it
-    /// does not trust; EBUSY while another application has the queues; EINVAL for a
-    /// configuration out of range, or before Linux 6.4.
+    /// - `NotFound`, `ConnectionRefused` when no manager listens.
+    /// - EPERM for a user that it does not trust.
+    /// - EBUSY while another application has the queues.
+    /// - EINVAL for a configuration out of range, or before Linux 6.4.
     pub fn managed(
         manager: &Path,
         config: EmbeddedConfig,

@@ -31,11 +31,10 @@ impl StackHandle {
         Self::on_link(port, config, Clock::real(), true, protocols)
     }
 
-    /// As [`StackHandle::in_memory`], with `clock` for the protocols' own timers:
-    /// time since any fixed moment. Timeouts of calls that wait are in real time
-    /// all the same. Nothing happens by itself: frames and timers are seen to
-    /// when somebody calls, and connections that were closed are driven by
-    /// calls about others, or not at all.
+    /// As [`StackHandle::in_memory`], with `clock` for the protocols' own timers: time
+    /// since any fixed moment. Timeouts of calls that wait are in real time all the same.
+    /// Nothing happens by itself: frames and timers are processed when a thread calls.
+    /// Closed connections are driven by calls about others, or not at all.
     ///
     /// # Errors
     /// ENOMEM.

@@ -1,5 +1,13 @@
-//! The stack: queues, channels, routes and transmitters of one application,
-//! and the one thread at a time that polls them.
+//! The stack: queues, channels, routes and transmitters of one application, and the one
+//! thread at a time that polls them.
+//!
+//! Lives here: [`StackHandle`], its configuration (`config`, `receiving`), and its start
+//! on an interface of Linux, on a manager's device, on a tap and in memory.
+//!
+//! Does not live here: sockets, and the protocols that a stack starts with
+//! ([`Protocols`]).
+//!
+//! Read first: [`StackHandle::embedded`].
 
 use std::io;
 use std::net::IpAddr;
@@ -51,15 +59,16 @@ use crate::trace::TraceLog;
 /// Frames a queue keeps for transmission.
 const TRANSMIT_FRAMES: usize = 2048;
 
-/// A stack. Clones share it; it closes its device when the last clone and the
-/// last socket are gone.
+/// A stack. Clones share it; it closes its device when the last clone and the last socket
+/// are gone.
 ///
-/// It is its process's: in a forked child every call that needs it says EOWNERDEAD,
-/// dropping it or its sockets does nothing, and what the child inherited of the
-/// interface and the ports is closed at once, so that the parent's end frees them.
-/// Who forks servers forks first and starts a stack in each.
+/// A stack belongs to its process. In a forked child every call that needs it returns
+/// EOWNERDEAD, and dropping it or its sockets does nothing. Descriptors of the interface
+/// and the ports that the child inherited are closed at once, so that the parent's close
+/// frees them. A program that forks servers forks first and starts a stack in each.
 #[derive(Clone)]
 pub struct StackHandle {
+    /// The stack that clones share.
     pub inner: Arc<Inner>,
 }
 
@@ -79,22 +88,26 @@ impl Drop for Inner {
     }
 }
 
+/// The state behind a [`StackHandle`], with the threads that use it.
 pub struct Inner {
     // Dropped first: the threads use everything below.
     _threads: Vec<HostThreads>,
     _control: Option<Control>,
+    /// The state that all threads and protocols share.
     pub core: Arc<Core>,
 }
 
 impl StackHandle {
-    /// Takes over an interface's queues. Frames for ports that no Tidewall
-    /// socket owns stay with the kernel, through bounded channels.
+    /// Takes over an interface's queues. Frames for ports that no Tidewall socket owns
+    /// stay with the kernel, through bounded channels.
     ///
     /// # Errors
-    /// `NotFound` where there is no such interface; `Unsupported` where its driver takes no
-    /// such program; EPERM without CAP_NET_ADMIN, CAP_NET_RAW, CAP_BPF and CAP_PERFMON (and
-    /// CAP_SYS_NICE for host architectures); EBUSY when something else is
-    /// attached to the interface; EINVAL for a configuration out of range.
+    /// - `NotFound` if there is no such interface.
+    /// - `Unsupported` if its driver accepts no such program.
+    /// - EPERM without CAP_NET_ADMIN, CAP_NET_RAW, CAP_BPF and CAP_PERFMON (and
+    ///   CAP_SYS_NICE for host architectures).
+    /// - EBUSY when another program is attached to the interface.
+    /// - EINVAL for a configuration out of range.
     pub fn embedded(config: EmbeddedConfig, protocols: Protocols) -> io::Result<Self> {
         Self::embedded_on(config, None, protocols)
     }
@@ -218,7 +231,7 @@ impl StackHandle {
         let mut fragment_channels = Vec::new();
         let fragment_id = ChannelId::new(FRAGMENT_CHANNEL, 1);
         for (number, queue) in queues.into_iter().enumerate() {
-            // Of a small memory no more than half, or nothing could be received.
+            // At most half of a small memory, or nothing could be received.
             let transmit_frames = TRANSMIT_FRAMES.min(queue.frames.len() / 2);
             let (mut poller, shared, transmit, frames) =
                 poller::open(number as u32, queue, tables.clone(), transmit_frames);
@@ -322,7 +335,7 @@ impl StackHandle {
             .receiver
             .host
             .set(threads.iter().map(HostThreads::counters).collect());
-        // In memory there is nothing to follow, and nobody to answer.
+        // A stack in memory has no interface to follow and no client to answer.
         let watch = watch.transpose()?;
         let control = watch.map(|watch| Control::start(&core, control, watch));
         let control = control.transpose()?;
@@ -335,8 +348,8 @@ impl StackHandle {
         })
     }
 
-    /// What does not work as it should: knobs that could not be set at the start,
-    /// and what went wrong with the interface since.
+    /// Returns the faults that the stack has noticed: knobs that could not be set at the
+    /// start, and later errors of the interface.
     pub fn warnings(&self) -> Vec<String> {
         match self.here() {
             Ok(core) => core.netdev.warnings(&core.receiver.queues),
@@ -372,7 +385,7 @@ impl StackHandle {
     }
 
     #[doc(hidden)]
-    /// What [`StackHandle::record_rounds`] recorded: of each queue a CSV text whose
+    /// Returns what [`StackHandle::record_rounds`] recorded: a CSV text per queue, whose
     /// first line names the columns.
     pub fn recorded_rounds(&self) -> Vec<String> {
         let queues = self
@@ -417,10 +430,12 @@ impl StackHandle {
         self.here().map_or(0, |core| core.helper.calls())
     }
 
-    /// Does with `serve` what an operator wants of this program's circuits (`tidewall atm pvc
-    /// add` and `remove`), if somebody asks: the words behind `pvc` in, what was done or why
-    /// not out. To be called now and then, no less than twice a second, which costs next to
-    /// nothing while nobody asks; programs that never call it have their circuits left alone.
+    /// Carries out an operator's request about this program's circuits (`tidewall atm pvc
+    /// add` and `remove`), if there is one. `serve` gets the words behind `pvc`, and
+    /// returns what was done, or why not.
+    ///
+    /// To be called regularly, at least twice a second; a call without a request costs
+    /// next to nothing. The circuits of a program that never calls it are left alone.
     pub fn answer_operator(&self, serve: impl FnOnce(&str) -> Result<String, String>) {
         if let Ok(core) = self.here() {
             core.operator.answer(serve);
@@ -432,7 +447,7 @@ impl StackHandle {
         Arc::ptr_eq(&self.inner, &other.inner)
     }
 
-    /// What its threads share, where that is.
+    /// Returns the state that its threads share.
     ///
     /// # Errors
     /// EOWNERDEAD in a forked child.
@@ -444,18 +459,19 @@ impl StackHandle {
         }
     }
 
+    /// Returns the state that its threads share, also in a forked child.
     pub fn core(&self) -> &Arc<Core> {
         &self.inner.core
     }
 }
 
-/// What protocols are made of, when a stack starts.
+/// The parts of a starting stack from which its protocols are made.
 pub struct Start<'a> {
     /// The queues of the device.
     pub queues: &'a [QueueHandle],
     /// The stack's timers.
     pub timers: &'a Timers,
-    /// What the stack has to send.
+    /// The pending output of the stack.
     pub output: &'a Arc<Output>,
     /// The thread that sees to sockets while the application is elsewhere.
     pub helper: &'a Arc<Helper>,
@@ -465,7 +481,7 @@ pub struct Start<'a> {
     pub tcp_memory: Option<u64>,
     /// Connections that are closed and driven at most; `None`: as Linux.
     pub tcp_orphans: Option<u64>,
-    /// What the driver program answers by itself leaves the interface.
+    /// True if the driver program's own answers leave the interface.
     pub driver_answers: bool,
 }
 
@@ -497,10 +513,10 @@ struct Parts {
     adaptor: Option<Box<dyn Adaptor>>,
 }
 
-/// Whether what the driver program answers by itself leaves an interface. Of a veth, which is
-/// `virtual_` and has it redirected, it does while the peer has a program or GRO, and is
-/// lost otherwise; but not where the program runs generically. Looked at once, as long as
-/// the process may.
+/// Returns true if the driver program's own answers leave an interface. A veth
+/// (`virtual_`) has them redirected: they leave while the peer has a program or GRO, and
+/// are lost otherwise. They also leave if the program runs generically. Checked once,
+/// while the process still may.
 fn driver_answers(interface: u32, virtual_: bool, mode: XdpMode) -> bool {
     let features = || Netdev::open()?.xdp_features(interface);
     !virtual_ || mode == XdpMode::Generic || features().is_ok_and(|it| it & XDP_NDO_XMIT != 0)

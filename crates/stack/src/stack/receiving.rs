@@ -9,10 +9,10 @@ use tidewall_receive::control::{BUDGET_MAX, BUDGET_MIN, INTERVAL_MAX, Limits, Po
 use super::{Core, StackHandle};
 use crate::receiver::TrafficClass;
 
-/// Largest Bp of a receiver that polls for itself, unless set otherwise: half
-/// of what a channel holds by default. A larger round overflows it before
-/// anybody can read, and after each pause a policy tries the largest again
-/// (RHIP lost 15,000 frames/s so).
+/// Largest Bp of a receiver that polls for itself, unless set otherwise: half of what a
+/// channel holds by default. A larger round overflows the channel before a thread can
+/// read it. After each pause a policy tries the largest again (RHIP lost 15,000 frames/s
+/// so).
 const OWN_BUDGET: u32 = crate::channels::DEFAULT_RECEIVE_LIMIT / 2;
 
 /// The policy that decides Bp (frames per round) and T (least time between two
@@ -29,7 +29,7 @@ pub struct ReceiveControl {
 }
 
 impl ReceiveControl {
-    /// What it means for an architecture.
+    /// Returns the limits that these settings mean for an architecture.
     ///
     /// # Errors
     /// EINVAL for a value out of range.
@@ -107,14 +107,16 @@ impl Default for Receiving {
 }
 
 impl StackHandle {
-    /// Changes receive control of all queues from their next rounds on, as
-    /// `tidewall tune PID` does. What the policy before had learnt is forgotten.
+    /// Changes receive control of all queues from their next rounds on, as `tidewall tune
+    /// PID` does. State that the previous policy has learnt is discarded.
     ///
     /// # Errors
-    /// EINVAL for a value out of range; `Unsupported` where the device is no interface of
-    /// Linux, where an architecture to compare with takes what there is, and in private
-    /// mode, where the kernel polls the device for all private applications; EOWNERDEAD in
-    /// a forked child.
+    /// - EINVAL for a value out of range.
+    /// - `Unsupported` if the device is no interface of Linux.
+    /// - `Unsupported` for an architecture to compare with that takes all waiting frames.
+    /// - `Unsupported` in private mode, where the kernel polls the device for all private
+    ///   applications.
+    /// - EOWNERDEAD in a forked child.
     pub fn set_receive_control(&self, control: &ReceiveControl) -> io::Result<()> {
         self.here()?.set_receive_control(control)
     }

@@ -4,12 +4,12 @@ use tidewall_device::tap;
 
 use super::*;
 
-/// How to start a stack on a tap: a host of its own at the far end of an
-/// interface of this machine, for bulk transfer in segments of up to 64 KiB.
+/// Configuration of a stack on a tap: a separate host at the far end of an interface of
+/// this machine. It serves bulk transfer in segments of up to 64 KiB.
 ///
-/// The kernel's end is given its addresses by the caller, as that of any
-/// interface: `ip address add 10.0.0.1/24 dev NAME`. It is up already, and
-/// resolves no neighbours: whatever it routes to NAME comes here.
+/// The caller gives the kernel's end its addresses, as for any interface: `ip address add
+/// 10.0.0.1/24 dev NAME`. It is up already, and resolves no neighbours: everything it
+/// routes to NAME comes here.
 #[derive(Clone, Debug, PartialEq)]
 pub struct TapConfig {
     /// Name of the interface to make, 1 to 15 characters, in the caller's
@@ -46,14 +46,15 @@ impl Default for TapConfig {
 }
 
 impl StackHandle {
-    /// A stack at the far end of a tap that it makes. It is a host of its own:
-    /// ports are its own too, no kernel socket holds them, and nobody answers
-    /// what comes for no socket of it.
+    /// Creates a tap, and starts a stack at its far end. The stack is a separate host.
+    /// Its ports are its own too: no kernel socket holds them, and a frame for no socket
+    /// of the stack gets no answer.
     ///
     /// # Errors
-    /// EINVAL for a configuration out of range or without addresses; EBUSY when
-    /// there is an interface of this name; EPERM without CAP_NET_ADMIN; ENOENT
-    /// where the kernel has no /dev/net/tun.
+    /// - EINVAL for a configuration out of range or without addresses.
+    /// - EBUSY when there is an interface of this name.
+    /// - EPERM without CAP_NET_ADMIN.
+    /// - ENOENT if the kernel has no /dev/net/tun.
     pub fn tap(config: TapConfig, protocols: Protocols) -> io::Result<Self> {
         let bad = |address: &IpAddr| address.is_unspecified() || address.is_multicast();
         if config.addresses.is_empty() || config.addresses.iter().any(bad) {

@@ -6,9 +6,9 @@ use super::StackHandle;
 use crate::lock::lock;
 
 impl StackHandle {
-    /// Does once what the helper thread does when it wakes: receives, runs the
-    /// protocol of sockets that nobody is at, and sends. True if there was anything.
-    /// Only stacks without that thread (in memory, on a clock) need it.
+    /// Does once what the helper thread does when it wakes: receives, runs the protocol
+    /// of sockets that no thread is using, and sends. Returns true if there was anything
+    /// to do. Only stacks without that thread (in memory, on a clock) need it.
     pub fn attend(&self) -> bool {
         self.here().is_ok_and(|core| core.helper.attend_now(core))
     }

@@ -1,21 +1,21 @@
-//! Which sleeping thread receives for the others.
+//! Chooses the sleeping thread that receives for the others.
 //!
-//! Of the threads that sleep on sockets of one stack, one *leads*: it sleeps on
-//! the device too, and when frames arrive it sorts them and wakes the threads that
-//! they are for. A leader that returns to its application wakes another sleeper,
-//! which leads in its place. So an idle stack has no thread that runs, and a frame
-//! wakes one thread, not all.
+//! One of the threads that sleep on sockets of a stack *leads*. It sleeps on the device
+//! too, and when frames arrive it sorts them and wakes the threads that they are for. A
+//! leader that returns to its application wakes another sleeper, which leads in its
+//! place. So an idle stack has no thread that runs, and a frame wakes one thread, not
+//! all.
 //!
-//! The sleeper of the highest priority leads: frames for it would otherwise wait until a lower
-//! thread gets the processor. A higher thread that goes to sleep *takes the lead over*, and a
-//! leader whose priority falls gives it up.
+//! The sleeper of the highest priority leads: frames for it would otherwise wait until a
+//! lower thread gets the processor. A higher thread that goes to sleep *takes the lead
+//! over*, and a leader whose priority falls gives it up.
 //!
-//! A leader that frames for others alone have woken again and again, such as a thread that
-//! only accepts beside one that serves, resigns: else it would be woken for each request
-//! before the thread that serves it. That one leads when it sleeps next, and leaves without
-//! waking who has resigned; meanwhile the helper looks, as it does for one thread. So does a
-//! leader resign from which a higher thread has taken the lead as often. None resigns in favour
-//! of lower threads.
+//! A leader resigns after frames for others alone have woken it again and again. An
+//! example is a thread that only accepts beside one that serves. It would otherwise be
+//! woken for each request before the thread that serves it. The serving thread leads when
+//! it sleeps next, and leaves without waking the thread that resigned. Meanwhile the
+//! helper looks, as it does for one thread. A leader also resigns after a higher thread
+//! has taken the lead from it as often. No leader resigns in favour of lower threads.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, AtomicUsize, Ordering};
@@ -112,8 +112,8 @@ impl Leadership {
         gives_way
     }
 
-    /// Leaves the sleepers, and wakes one of them to lead if nobody does: the
-    /// caller did, or was woken to while it was leaving.
+    /// Leaves the sleepers, and wakes one of them to lead if no other thread does. That
+    /// is so if the caller led, or was woken to lead while it was leaving.
     pub fn leave(&self, waker: &Arc<Waker>) {
         self.sleepers().leave(waker);
         waker.has_resigned.store(false, Ordering::Relaxed);
@@ -129,8 +129,8 @@ impl Leadership {
                 self.led_by.store(0, Ordering::SeqCst);
             }
         }
-        // A newcomer has entered the sleepers before it looks for the leader under the lock:
-        // either we see its entry, or it sees that no thread leads.
+        // A newcomer enters the sleepers before it looks for the leader under the lock.
+        // So either we see its entry, or it sees that no thread leads.
         if self.led_by.load(Ordering::SeqCst) == 0 {
             self.sleepers().wake_highest(waker);
         }

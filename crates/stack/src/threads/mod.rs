@@ -1,5 +1,11 @@
 //! Threads that sleep in a call, and how they are woken.
 //!
+//! Lives here: the lists of sleepers, each thread's [`Waker`], and the choice of the
+//! thread that polls the device for all ([`Leadership`]).
+//!
+//! Does not live here: the sleep itself (`Receiver::sleep`), and contexts that poll many
+//! endpoints (tidewall-readiness).
+//!
 //! A call that blocks enters a list of [`Sleepers`], checks again, sleeps, and leaves:
 //!
 //! ```text
@@ -11,9 +17,11 @@
 //!  }
 //! ```
 //!
-//! The check after `enter` closes the window in which something comes and finds no thread to
-//! wake; the fence in [`Sleepers::is_empty`] orders it. `Receiver::sleep` does this for every
-//! call. One of the threads asleep leads ([`Leadership`]): it polls the device for all.
+//! The check after `enter` closes the window in which something comes and finds no thread
+//! to wake; the fence in [`Sleepers::is_empty`] orders it. `Receiver::sleep` does this
+//! for every call.
+//!
+//! Read first: [`Sleepers`].
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering, fence};
@@ -91,7 +99,7 @@ pub struct Sleepers<'a> {
 }
 
 impl Sleepers<'_> {
-    /// Enters a thread; see [`WaitEntry::exclusive`].
+    /// Enters a thread; see `WaitEntry::exclusive`.
     pub fn enter(self, waker: &Arc<Waker>, exclusive: bool) {
         self.change_threads(|threads| {
             threads.push(WaitEntry {
@@ -113,9 +121,9 @@ impl Sleepers<'_> {
         self.count.store(threads.len() as u32, Ordering::SeqCst);
     }
 
-    /// False when no thread waits. One looks for data after `enter` and before it
-    /// sleeps, so data made visible before this call is never missed: the fences
-    /// order "append, then read count" against "count, then look".
+    /// Returns false when no thread waits. A thread looks for data after `enter` and
+    /// before it sleeps, so data made visible before this call is never missed. The
+    /// fences order "append, then read count" against "count, then look".
     pub fn is_empty(self) -> bool {
         fence(Ordering::SeqCst);
         self.count.load(Ordering::Relaxed) == 0
@@ -141,9 +149,9 @@ impl Sleepers<'_> {
         });
     }
 
-    /// Wakes every thread that only looks, and of the exclusive ones one that has not
-    /// been woken yet, the last that came first (its caches are warm). False when no
-    /// thread waits.
+    /// Wakes every thread that only looks, and one exclusive thread that has not been
+    /// woken yet. That one is the last that came first (its caches are warm). Returns
+    /// false when no thread waits.
     pub fn wake_one(self) -> bool {
         self.with_threads(|threads| {
             let mut taken = threads.iter().any(|e| e.exclusive && is_own(&e.waker));

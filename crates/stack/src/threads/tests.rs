@@ -1,4 +1,4 @@
-//! Who leads, in orders of events that threads would rarely produce.
+//! Tests which thread leads, in orders of events that threads would rarely produce.
 
 use tidewall_sys::priority::Priority;
 
@@ -59,7 +59,7 @@ fn one_that_has_resigned_is_not_woken_to_lead_until_it_sleeps_anew() {
     assert!(leadership.has_woken_another(&resigns));
     serves.clear();
     assert!(!leadership.has_woken_another(&resigns));
-    // Who sleeps is woken to lead.
+    // A sleeper is woken to lead.
     leadership.resign(&resigns);
     assert!(!leadership.is_taken() && is_signalled(&serves));
     assert!(leadership.lead(&serves));
@@ -133,8 +133,8 @@ fn none_resigns_for_lower_threads_nor_takes_over_once_it_has() {
     assert!(!is_signalled(&high) && leadership.lead(&high));
 }
 
-/// Threads of all priorities sleep, wake and change: a thread leads whenever all that were
-/// woken have looked, and it is a sleeper that has not resigned, if there is one.
+/// Threads of all priorities sleep, wake and change. A thread leads whenever all that
+/// were woken have looked, and it is a sleeper that has not resigned, if there is one.
 #[test]
 fn a_thread_leads_in_any_order_of_events() {
     let leadership = Leadership::default();
@@ -147,7 +147,7 @@ fn a_thread_leads_in_any_order_of_events() {
             .wrapping_add(1);
         (state >> 33) % below
     };
-    // What a sleeper does that was woken without data.
+    // Does what a sleeper does that was woken without data.
     let looks = |waker: &Arc<Waker>| {
         waker.clear();
         leadership.lead(waker)

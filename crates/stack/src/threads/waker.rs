@@ -17,8 +17,8 @@ const ASK_EVERY: Duration = Duration::from_millis(100);
 #[derive(Debug)]
 pub struct Waker {
     pub(super) event: Unshared<WakeFd>,
-    /// Whether `event` is signalled, so that nobody pays for a system call that
-    /// would change nothing.
+    /// Whether `event` is signalled, so that no thread pays for a system call that would
+    /// change nothing.
     pub(super) signalled: AtomicBool,
     /// Its next sleep ends with EINTR: [`Interrupter`].
     interrupted: AtomicBool,
@@ -44,6 +44,7 @@ impl Waker {
         self.set_priority(own_priority())
     }
 
+    /// Sets the thread's priority. Returns true if it has changed.
     pub fn set_priority(&self, priority: Priority) -> bool {
         self.priority.swap(priority.to_u8(), Ordering::Relaxed) != priority.to_u8()
     }
@@ -64,6 +65,7 @@ impl Waker {
         first
     }
 
+    /// Returns the descriptor that is readable once the thread is woken.
     pub fn descriptor(&self) -> i32 {
         self.event.descriptor()
     }
@@ -116,8 +118,9 @@ pub fn woken_higher() -> u32 {
     WOKEN_HIGHER.get()
 }
 
-/// Lets those run that were woken since [`woken_higher`] was `before`, if there are any: the
-/// scheduler may leave the rest of its slice to who wakes them. True where there are.
+/// Yields to higher threads that were woken since [`woken_higher`] was `before`, and
+/// returns true if there are any. The scheduler may leave the rest of its slice to the
+/// thread that wakes them.
 pub fn yield_to_higher(before: u32) -> bool {
     let has_woken = woken_higher() != before;
     if has_woken {
@@ -159,7 +162,7 @@ pub fn take_interruption() -> bool {
 pub struct Interrupter(Arc<Waker>);
 
 impl Interrupter {
-    /// Of the calling thread.
+    /// Returns the interrupter of the calling thread.
     ///
     /// # Errors
     /// EMFILE, ENFILE, ENOMEM: the thread cannot sleep in a stack either.
@@ -187,9 +190,9 @@ pub fn thread_waker() -> io::Result<Arc<Waker>> {
     Ok(waker)
 }
 
-/// True for the calling thread's own waker, which need not wake: a sleeper that
-/// sorts frames itself looks for data before it goes on sleeping, and a signal
-/// would cost it two system calls.
+/// Returns true for the calling thread's own waker, which need not wake. A sleeper that
+/// sorts frames itself looks for data before it goes on sleeping, and a signal would cost
+/// it two system calls.
 pub(super) fn is_own(waker: &Arc<Waker>) -> bool {
     let own = WAKER.try_with(|slot| {
         let own = slot.try_borrow().ok();

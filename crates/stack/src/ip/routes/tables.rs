@@ -33,9 +33,9 @@ impl Tables {
         }
     }
 
-    /// What leads to a destination: `Some(None)` for the kernel or another interface,
-    /// `None` where the kernel has to be asked. An address or a route that is missing may
-    /// have come since the tables were read.
+    /// Returns the path to a destination: `Some(None)` for the kernel or another
+    /// interface, `None` if the kernel has to be asked. An address or a route that is
+    /// missing may have come since the tables were read.
     pub(super) fn route(
         &self,
         destination: IpAddr,
@@ -79,7 +79,7 @@ pub struct TablesReader {
 
 impl TablesReader {
     /// They have not been read yet.
-    pub fn new() -> Self {
+    pub(crate) fn new() -> Self {
         TablesReader {
             changed: true,
             earliest: Instant::now(),

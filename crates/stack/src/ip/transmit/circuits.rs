@@ -15,24 +15,32 @@ use super::Transmitter;
 
 /// A received frame of a circuit, to be sent on where it lies.
 pub struct Relabelled {
+    /// The frame that holds the packet.
     pub frame: Frame,
-    /// Where in its packet the label is, and where the packet ends.
+    /// Offset of the label in its packet, in bytes.
     pub network: usize,
+    /// Offset of the packet's end, in bytes.
     pub end: usize,
+    /// The link address of the next hop.
     pub neighbour: MacAddress,
+    /// The label that it leaves with.
     pub label: Label,
 }
 
 impl Transmitter {
-    /// Queues one PDU: in one frame of the link if it fits, else its cells in as few as they
-    /// need. Label, control word and cells of a frame are no longer than the interface's MTU.
-    /// A frame of the link that is longer than one of memory leaves at once by a packet socket,
-    /// if there is one.
+    /// Queues one PDU in one frame of the link if it fits, otherwise its cells in as few
+    /// frames as they need. Label, control word and cells of a frame are no longer than
+    /// the interface's MTU. A frame of the link that is longer than a memory frame leaves
+    /// at once by a packet socket, if there is one.
     ///
     /// # Errors
-    /// ENOBUFS when not all frames for it are free, EMSGSIZE for a payload that AAL5 does
-    /// not take or that needs more frames than there are, or an MTU that no cell fits into;
-    /// nothing of it is sent then, but where the packet socket takes one frame and no other.
+    /// - ENOBUFS when not all frames for it are free.
+    /// - EMSGSIZE for a payload that AAL5 does not accept or that needs more frames than
+    ///   there are.
+    /// - EMSGSIZE for an MTU that no cell fits into.
+    ///
+    /// On an error no frame is sent, except when the packet socket accepts one frame and
+    /// rejects another.
     pub fn queue_pdu(
         &mut self,
         neighbour: MacAddress,

@@ -16,7 +16,7 @@ use super::{Transmitter, segment_errno};
 const HEADERS_MAX: usize = HEADER_LEN + ipv6::HEADER_LEN + 60;
 
 /// Packets that left by a packet socket: [`Transmitter::send_long`] and
-/// [`Transmitter::send_beyond_frame`].
+/// `Transmitter::send_beyond_frame`.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct LongCounts {
     /// How many.
@@ -30,12 +30,12 @@ pub struct LongCounts {
 }
 
 impl Transmitter {
-    /// Sends a segment at once, after all that was queued before: a long one, or one that
-    /// follows a long one and must not overtake it.
+    /// Sends a segment at once, after all that was queued before. The segment is a long
+    /// one, or one that follows a long one and must not overtake it.
     ///
     /// # Errors
-    /// As [`tidewall_device::queue::Transmit::send_segments`]; EMSGSIZE for packets that would be
-    /// longer than the MTU; EAFNOSUPPORT.
+    /// As [`tidewall_device::queue::Transmit::send_segments`]; EMSGSIZE for packets that
+    /// would be longer than the MTU; EAFNOSUPPORT.
     pub fn send_long(
         &mut self,
         neighbour: MacAddress,

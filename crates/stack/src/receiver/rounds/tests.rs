@@ -1,4 +1,4 @@
-//! What a round reads, whom it serves, and when it is due.
+//! Tests of what a round reads, which sockets it serves, and when it is due.
 
 use tidewall_wire::ethernet::MacAddress;
 
@@ -29,8 +29,8 @@ fn a_round_reads_the_clock_once() {
     assert_eq!(core.now(), before + Duration::from_nanos(2));
 }
 
-/// A thread that asks its sockets one after the other polls once for all of them;
-/// one that asks a single socket polls each time, and so does who comes later.
+/// A thread that asks its sockets one after the other polls once for all of them. A
+/// thread that asks a single socket polls each time, and so does one that asks later.
 #[test]
 fn one_round_serves_all_sockets_that_are_asked_in_turn() {
     let (_link, end, _other) = pair(LinkConfig::default()).unwrap();
@@ -121,7 +121,7 @@ fn a_thread_that_may_not_sleep_polls() {
         !core.receiver.device_polls(),
         "now and then we look ourselves"
     );
-    // ... until somebody waits for answers: nothing may depend on it then.
+    // ... until a thread waits for answers: nothing may depend on it then.
     core.receiver.timer_batches.store(1, Ordering::Relaxed);
     for waiting in [DO_NOT_SLEEP, 0] {
         core.receiver.queues[0]
