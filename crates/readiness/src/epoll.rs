@@ -15,6 +15,9 @@ use std::time::Duration;
 use hashbrown::hash_table::Entry;
 use hashbrown::{DefaultHashBuilder, HashTable};
 use slab::Slab;
+use tidewall_stack::StackHandle;
+use tidewall_stack::core::Core;
+use tidewall_stack::lock::{Mutex, MutexGuard, lock, rank};
 
 use super::files::KernelFile;
 use super::kernel_descriptors;
@@ -23,9 +26,6 @@ use super::registration::{File, Pollable, Registration};
 use super::{Events, SignalSet};
 use crate::raw::epoll;
 use crate::wait_queue::WaitQueue;
-use tidewall_stack::StackHandle;
-use tidewall_stack::core::Core;
-use tidewall_stack::lock::{Mutex, MutexGuard, lock, rank};
 
 /// The argument of `epoll_ctl`, and the result of `epoll_wait`.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]

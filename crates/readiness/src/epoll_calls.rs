@@ -27,9 +27,10 @@ impl<F: TableFile> Descriptors<F> {
     /// - EFAULT without an event where one is needed;
     /// - EBADF;
     /// - EPERM for a file that cannot be polled;
-    /// - EINVAL for `epfd` that is no set or equals `fd`, for a socket of another stack,
-    ///   and for [`Events::EXCLUSIVE`](super::Events::EXCLUSIVE) in a change, on a set,
-    ///   or with an event that it excludes;
+    /// - EINVAL for `epfd` that is no set or equals `fd`, or for a socket of another
+    ///   stack;
+    /// - EINVAL for [`Events::EXCLUSIVE`](super::Events::EXCLUSIVE) in a change, on a
+    ///   set, or with an event that it excludes;
     /// - ELOOP for sets in a cycle or more than five deep;
     /// - EEXIST, ENOENT;
     /// - the kernel's own errors (ENOSPC, ENOMEM).

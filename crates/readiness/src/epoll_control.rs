@@ -3,11 +3,12 @@
 use std::io;
 use std::sync::{Arc, Weak};
 
+use tidewall_stack::lock::{Mutex, lock, rank};
+
 use super::epoll::{EpollEvent, EpollSet, Items, SetInner};
 use super::poll_context::{Interface, PollContext};
 use super::registration::File;
 use crate::events::Events;
-use tidewall_stack::lock::{Mutex, lock, rank};
 
 /// The operation of `epoll_ctl`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

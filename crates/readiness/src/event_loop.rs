@@ -26,15 +26,15 @@ use mio::event;
 use mio::unix::SourceFd;
 use mio::{Interest, Registry, Token};
 use slab::Slab;
-
-use super::poll_context::{Interface, PollContext};
-use super::registration::{File, Registration};
-use crate::events::Events;
 use tidewall_stack::StackHandle;
 use tidewall_stack::core::Core;
 use tidewall_stack::lock::{Mutex, lock, rank};
 use tidewall_stack::protocol::Protocol;
 use tidewall_sys::WakeFd;
+
+use super::poll_context::{Interface, PollContext};
+use super::registration::{File, Registration};
+use crate::events::Events;
 
 /// How long the notifier stays away from a device that reports an error.
 const AFTER_ERROR: Duration = Duration::from_millis(8);

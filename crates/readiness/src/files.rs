@@ -3,10 +3,11 @@
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 use std::sync::Arc;
 
+use tidewall_stack::StackHandle;
+
 use super::registration::{File, Pollable};
 use crate::raw::epoll;
 use crate::wait_queue::WaitQueue;
-use tidewall_stack::StackHandle;
 
 /// A kernel descriptor as an open file.
 pub struct KernelFile {

@@ -4,7 +4,7 @@
 //! Banga and Mogul, "Scalable kernel performance for Internet servers under realistic
 //! loads", USENIX 1998. The state is INTERESTED (every descriptor ever selected), HINTS
 //! (those that have changed since their last examination) and READY (those that were
-//! ready then). Of the descriptors SELECTING, a call examines
+//! ready then). A call for the descriptors SELECTING examines
 //!
 //! ```text
 //!  (SELECTING − INTERESTED) ∪ (SELECTING ∩ HINTS) ∪ (SELECTING ∩ READY)

@@ -17,17 +17,16 @@ use std::os::fd::BorrowedFd;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, OnceLock};
 
-use slab::Slab;
-
 use rustix::event::epoll::Event;
+use slab::Slab;
+use tidewall_stack::lock::{Mutex, lock, rank};
+use tidewall_stack::threads::Waker;
 
 use super::exchange::Role;
 use super::registration::Registration;
 use crate::events::Events;
 use crate::raw::epoll::{self, Epoll};
 use crate::wait_queue::WaitQueue;
-use tidewall_stack::lock::{Mutex, lock, rank};
-use tidewall_stack::threads::Waker;
 
 /// After this many waits that had other work, the kernel is polled although no descriptor
 /// was noted as ready.

@@ -1,4 +1,4 @@
-//! What the kernel has reported of a socket that it has a part in.
+//! Input that the kernel has reported for a socket that it shares.
 
 use std::sync::atomic::{AtomicBool, Ordering};
 

@@ -1,6 +1,17 @@
 //! Readiness: which of many sockets are ready, at a cost that does not grow with idle
 //! sockets.
 //!
+//! Lives here: the wait queue of an endpoint ([`wait_queue`]), contexts that poll many of
+//! them ([`poll_context`], [`registration`]), and the ways to wait:
+//! - [`Selector`], for programs written for this stack;
+//! - `select`, `poll` and `epoll_wait` of [`Descriptors`], for programs written for
+//!   Linux;
+//! - `get_next_event`, for threads that share a table and want events alone;
+//! - mio (a feature), for loops that sleep in the kernel.
+//!
+//! Does not live here: sockets, protocols, and `Stack::wait`, which waits for a few UDP
+//! sockets by priority.
+//!
 //! Every socket has a wait queue, which holds the *registrations* of the contexts that
 //! poll it. A context (`PollContext`) is what one call waits on: that of a selector, an
 //! epoll set, a thread's `select`, or its event queue. A change of a socket notifies its
@@ -34,24 +45,18 @@
 //!    entered sockets. The socket determines what has changed and notifies its wait
 //!    queue. Interested registrations go on their contexts' ready lists.
 //! 3. The call that waits takes them off, determines their readiness, and reports it.
-//!    `epoll` and `Selector` each do so in their way; `select` and `poll` use the
-//!    thread's state of its descriptors (`interest`, in `thread_state`); `event_queue`
+//!    `epoll` and `Selector` have their own code for this. `select` and `poll` use the
+//!    thread's state of its descriptors (`interest`, in `thread_state`). `event_queue`
 //!    uses the ready list alone, and `event_loop` an eventfd.
 //!
 //! A context's kernel descriptors are in one kernel epoll descriptor, so idle ones cost
 //! nothing (`kernel_descriptors`). The thread that sleeps on it puts those that are ready
 //! on the ready list.
 //!
-//! Of the ways to wait, [`Selector`] is for programs written for this
-//! stack; `select`, `poll` and `epoll_wait` of [`Descriptors`] for
-//! those written for Linux; `get_next_event` for threads that share a table and want
-//! events alone; mio (a feature) for loops that sleep in the kernel;
-//! `Stack::wait` for a few UDP sockets by priority.
-//!
 //! Read first: Banga & Mogul, USENIX 1998 and (with Druschel) USENIX 1999; epoll(7).
 #![deny(unsafe_code)]
 
-pub mod classes;
+mod classes;
 mod comparators;
 pub mod descriptor;
 pub mod descriptor_set;
@@ -64,7 +69,7 @@ mod event_queue;
 pub mod events;
 mod exchange;
 mod files;
-pub mod interest;
+mod interest;
 mod kernel_descriptors;
 pub mod kernel_input;
 mod poll;

@@ -7,15 +7,16 @@ use std::os::fd::AsRawFd;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicUsize, Ordering};
 
+use tidewall_stack::core::Core;
+use tidewall_stack::helper::{Context, Helper};
+use tidewall_stack::lock::{Mutex, lock, rank};
+use tidewall_stack::threads::{Waitable, Waker};
+
 use super::kernel_descriptors::KernelDescriptors;
 use super::registration::{File, Registration};
 use crate::events::Events;
 use crate::raw::epoll::{Epoll, duplicate};
 use crate::wait_queue::{CURRENT_CONTEXT, WaitQueue};
-use tidewall_stack::core::Core;
-use tidewall_stack::helper::{Context, Helper};
-use tidewall_stack::lock::{Mutex, lock, rank};
-use tidewall_stack::threads::{Waitable, Waker};
 use waiting::EventCost;
 
 mod waiting;
@@ -111,7 +112,7 @@ impl std::fmt::Debug for PollContext {
 
 impl PollContext {
     /// Creates a context on a stack. `is_epoll`: it belongs to an epoll set, which
-    /// records retired slots ([`PollContext::take_retired`]).
+    /// records retired slots (`PollContext::take_retired`).
     ///
     /// # Errors
     /// Those of starting the stack's helper thread.
@@ -402,6 +403,7 @@ impl PollContext {
         CURRENT_CONTEXT.get() == std::ptr::from_ref(self).addr()
     }
 
+    /// Returns the helper thread of the context's stack.
     pub fn helper(&self) -> &Arc<Helper> {
         &self.helper
     }

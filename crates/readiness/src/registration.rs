@@ -4,15 +4,16 @@ use std::os::fd::OwnedFd;
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, AtomicUsize, Ordering, fence};
 use std::sync::{Arc, Weak};
 
+use tidewall_stack::StackHandle;
+use tidewall_stack::core::Core;
+use tidewall_stack::lock::{Mutex, lock, rank};
+use tidewall_stack::threads::Waitable;
+
 use super::exchange::Listed;
 use super::poll_context::{Interface, PollContext};
 use crate::epoll::EpollSet;
 use crate::events::Events;
 use crate::wait_queue::WaitQueue;
-use tidewall_stack::StackHandle;
-use tidewall_stack::core::Core;
-use tidewall_stack::lock::{Mutex, lock, rank};
-use tidewall_stack::threads::Waitable;
 
 /// A socket that contexts poll while it exists.
 pub trait Pollable: Send + Sync {
@@ -70,8 +71,8 @@ pub trait File: Send + Sync {
         None
     }
 
-    /// What it is ready for, with the frames that wait processed; `None` where
-    /// [`File::pollable`] knows.
+    /// Returns the file's readiness, with the waiting frames processed; `None` if
+    /// [`File::pollable`] reports it.
     fn ready_now(&self, _core: &Core) -> Option<Events> {
         None
     }
@@ -80,11 +81,13 @@ pub trait File: Send + Sync {
 /// An application's reference to an open socket, until it is dropped: its stack, and the
 /// state that the stack shares.
 pub trait Handle {
+    /// The state that the stack shares with the socket.
     type Shared: Pollable + Waitable + 'static;
 
+    /// Returns the stack of the socket.
     fn stack(&self) -> &StackHandle;
 
-    /// What the stack shares with it.
+    /// Returns the state that the stack shares with the socket.
     fn shared(&self) -> &Arc<Self::Shared>;
 
     /// See [`File::ready_now`].
@@ -117,6 +120,7 @@ impl<H: Handle + Send + Sync> File for H {
 
 /// One socket in one context.
 pub struct Registration {
+    /// The context.
     pub context: Arc<PollContext>,
     /// The socket. `None`: only the kernel knows the file. Without a descriptor either,
     /// the file is always ready, as poll(2) specifies.
@@ -135,7 +139,7 @@ pub struct Registration {
     /// It is on the context's ready list.
     ready: Listed,
     /// It is in the context's list of those with frames.
-    pub unprocessed: Listed,
+    pub(crate) unprocessed: Listed,
     /// False once removed.
     active: AtomicBool,
     /// The context's wait that reported it to the application.
@@ -153,6 +157,9 @@ impl std::fmt::Debug for Registration {
 }
 
 impl Registration {
+    /// Creates a registration of a file in `context`. `source`: the socket; `None` if
+    /// only the kernel knows the file. `descriptor`: a kernel descriptor that is polled
+    /// too, -1 for none; `own`: that descriptor, if the registration owns it.
     pub fn new(
         context: Arc<PollContext>,
         source: Option<Weak<dyn Pollable>>,
@@ -193,6 +200,7 @@ impl Registration {
         self.slot.store(slot, Ordering::Relaxed);
     }
 
+    /// Changes the owner's key.
     pub fn set_key(&self, key: u64) {
         self.key.store(key, Ordering::Relaxed);
     }

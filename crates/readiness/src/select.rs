@@ -11,23 +11,24 @@ use crate::SignalSet;
 use crate::descriptor::{Descriptors, TableFile};
 
 impl<F: TableFile> Descriptors<F> {
-    /// Waits until a descriptor below `nfds` in the sets is ready for reading, for
-    /// writing, or has an exception; leaves the ready ones in the sets. Returns their
-    /// number, counted in each set; 0 at the timeout. `None` waits forever, zero does not
-    /// wait. On an error the sets are unchanged.
+    /// Waits until a descriptor below `nfds` in the sets is readable, writable, or has an
+    /// exception. Leaves the ready ones in the sets. Returns their number, counted in
+    /// each set; 0 at the timeout. `None` waits forever, zero does not wait. On an error
+    /// the sets are unchanged.
     ///
     /// It examines descriptors that this thread has not selected before, those that have
-    /// changed, and those that were ready last time (Banga and Mogul, USENIX 1998).
-    /// Beyond one pass over the sets a call costs nothing for the rest.
+    /// changed, and those that were ready last time. The rule is that of Banga and Mogul,
+    /// USENIX 1998. Beyond one pass over the sets a call costs nothing for the rest.
     ///
     /// If `nfds` cuts a word of 64 descriptors, the rest of the word is cleared, as Linux
     /// does. A descriptor that another thread closes meanwhile is ready in every set: a
     /// call on it gets EBADF.
     ///
     /// # Errors
-    /// EBADF for a descriptor below `nfds` in a set that is not open; EINVAL for a
-    /// negative `nfds`; EINTR when a signal arrives; the device's errors as
-    /// [`Selector::wait`](crate::Selector::wait) reports them.
+    /// - EBADF for a descriptor below `nfds` in a set that is not open;
+    /// - EINVAL for a negative `nfds`;
+    /// - EINTR when a signal arrives;
+    /// - the device's errors as [`Selector::wait`](crate::Selector::wait) reports them.
     pub fn select(
         &self,
         nfds: i32,

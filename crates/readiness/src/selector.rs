@@ -5,10 +5,11 @@ use std::ops::BitOr;
 use std::sync::Arc;
 use std::time::Duration;
 
+use tidewall_stack::StackHandle;
+
 use crate::events::Events;
 use crate::poll_context::{Interface, PollContext};
 use crate::registration::{File, Registration};
-use tidewall_stack::StackHandle;
 
 /// Most events of one [`Selector::wait`]; the others are reported by the next.
 const EVENTS: usize = 256;
@@ -56,13 +57,13 @@ pub struct Event {
     pub error: bool,
 }
 
-/// Readiness of many sockets of one [`StackHandle`], level-triggered: what is ready is
-/// reported by every [`Selector::wait`] until it has been dealt with.
+/// Readiness of many sockets of one [`StackHandle`], level-triggered: every
+/// [`Selector::wait`] reports a ready socket until its readiness is consumed.
 ///
 /// A socket belongs to one selector at a time. Data written to streams of a selector
-/// between two calls of [`Selector::wait`] is sent by the second one, with the
-/// acknowledgments of data that was read. If that call does not happen, it is sent after
-/// a few milliseconds.
+/// between two calls of [`Selector::wait`] is sent by the second one. It carries the
+/// acknowledgments of data that was read. If that call does not happen, the data is sent
+/// after a few milliseconds.
 pub struct Selector {
     context: Arc<PollContext>,
     stack: StackHandle,

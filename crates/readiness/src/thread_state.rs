@@ -6,14 +6,15 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Weak};
 use std::time::Duration;
 
+use tidewall_stack::core::Core;
+use tidewall_stack::lock::{Mutex, MutexGuard, lock, rank};
+
 use super::classes::Classes;
 use super::interest::{Files, Found, Interest};
 use super::poll_context::{Interface, PollContext};
 use super::registration::{File, Registration};
 use super::{Events, SignalSet};
 use crate::descriptor::{Closing, FileTable, Identity};
-use tidewall_stack::core::Core;
-use tidewall_stack::lock::{Mutex, MutexGuard, lock, rank};
 
 /// Registrations of a thread with the files of a table, by descriptor.
 ///

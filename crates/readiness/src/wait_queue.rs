@@ -1,12 +1,11 @@
 //! The threads that wait for an endpoint, and their wake-ups.
 //!
-//! Every endpoint has a [`WaitQueue`], as a file has in Linux and in gVisor
-//! (pkg/waiter). In it are threads, which sleep in a call on the endpoint itself,
-//! and [`Registration`]s of contexts that poll many endpoints (epoll sets, `select`,
-//! selectors). There are two verbs: a thread is *woken* ([`Waker::wake`]), a
-//! registration is *notified* of a mask of events, which puts it on its context's
-//! ready list. What changes an endpoint calls [`WaitQueue::notify`] or its kin
-//! after the change is visible.
+//! Every endpoint has a [`WaitQueue`], as a file has in Linux and in gVisor (pkg/waiter).
+//! In it are threads, which sleep in a call on the endpoint itself, and [`Registration`]s
+//! of contexts that poll many endpoints (epoll sets, `select`, selectors). A thread is
+//! *woken* ([`Waker::wake`]). A registration is *notified* of a mask of events, which
+//! puts it on its context's ready list. Code that changes an endpoint calls
+//! [`WaitQueue::notify`] or its kin after the change is visible.
 //!
 //! A call that blocks registers, checks again, sleeps, and unregisters:
 //!
@@ -19,9 +18,9 @@
 //!  }
 //! ```
 //!
-//! The check after `enter` closes the window in which something comes and finds
-//! nobody to wake; the fence in [`Sleepers::is_empty`] orders it. `Receiver::sleep`
-//! does this for every call; [`PollContext::wait`] for every context.
+//! The check after `enter` closes the window in which something comes and no thread is
+//! there to wake; the fence in [`Sleepers::is_empty`] orders it. `Receiver::sleep` does
+//! this for every call; [`PollContext::wait`] for every context.
 //!
 //! [`PollContext::wait`]: crate::poll_context::PollContext::wait
 //! [`Registration`]: crate::registration::Registration
@@ -84,8 +83,8 @@ impl WaitQueue {
         self.notify_registrations(changed);
     }
 
-    /// Something came that one thread takes: as [`WaitQueue::notify`], of the
-    /// threads with [`WaitQueue::wake_one`].
+    /// Wakes one thread, as something came that one thread takes. Notifies the
+    /// registrations as [`WaitQueue::notify`] does.
     pub fn notify_one(&self, changed: Events) {
         self.threads().wake_one();
         self.notify_registrations(changed);

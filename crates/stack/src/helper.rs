@@ -94,7 +94,7 @@ impl Helper {
         lock(&self.thread).is_some()
     }
 
-    /// Returns true if the configuration allows the thread to run.
+    /// Returns false for a stack that never runs the thread (in memory, on a clock).
     pub fn is_allowed(&self) -> bool {
         self.allowed
     }

@@ -17,6 +17,7 @@ use tidewall_device::afxdp::receivable;
 use tidewall_device::demux::layout::Counter;
 use tidewall_device::interface::UsesReader;
 use tidewall_manager::adaptor::Adaptor;
+use tidewall_sys::WakeFd;
 use tidewall_sys::netlink::{Change, Link, Monitor, Netdev, Rtnetlink, SocketDiag};
 use tidewall_wire::ethernet::MacAddress;
 
@@ -26,7 +27,6 @@ use crate::lock::lock;
 use crate::receiver::QueueHandle;
 use crate::receiver::deferral::DeferralWatch;
 use crate::receiver::steering::SteeringWatch;
-use tidewall_sys::WakeFd;
 
 /// Intervals of the check whether the program meets frames, after a reset of the device:
 /// at first, and once it has been quiet for long.

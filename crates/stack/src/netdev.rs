@@ -21,7 +21,7 @@ pub struct NetDevice {
     pub has_kernel: bool,
     /// The owner of the device, by which the stack does what needs privilege.
     pub owner: DeviceOwner,
-    /// The device as it was opened; `None` without a driver.
+    /// The device as it was opened; `None` in memory and on a tap.
     pub snapshot: Option<DeviceSnapshot>,
     /// The device's losses before the stack started.
     pub losses_before: OnceLock<DeviceLosses>,

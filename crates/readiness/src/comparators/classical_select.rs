@@ -1,13 +1,15 @@
 //! The classical `select`, to compare with.
 //!
-//! As 4.3BSD and Linux have it (fs/select.c, do_select): every descriptor of the
-//! sets is looked up and its file asked, the thread is registered with each until
-//! one is found ready, it sleeps, all are looked up and asked again, and at the
-//! end every registration is undone. Nothing is kept between calls.
+//! It works as in 4.3BSD and Linux (fs/select.c, do_select). Every descriptor of the sets
+//! is looked up and its file asked. The thread is registered with each until one is found
+//! ready, and sleeps. Then all are looked up and asked again, and at the end every
+//! registration is undone. Nothing is kept between calls.
 
 use std::io;
 use std::sync::Arc;
 use std::time::Duration;
+
+use tidewall_stack::core::Core;
 
 use crate::classes::Classes;
 use crate::descriptor::{Descriptors, FileTable, TableFile};
@@ -17,7 +19,6 @@ use crate::interest::{Found, Selecting};
 use crate::poll_context::{Interface, PollContext};
 use crate::registration::{File, Registration};
 use crate::thread_state::ThreadState;
-use tidewall_stack::core::Core;
 
 impl<F: TableFile> Descriptors<F> {
     /// As [`Descriptors::select`], in the classical way, whose cost grows with the
@@ -39,7 +40,7 @@ impl<F: TableFile> Descriptors<F> {
     }
 }
 
-/// What a call is registered with, until it ends.
+/// The registrations of a call, until it ends.
 struct Scan<'a> {
     descriptors: &'a dyn FileTable,
     core: &'a Core,
@@ -84,7 +85,8 @@ impl ThreadState {
             if std::mem::take(&mut first) {
                 scan.first(selecting, waits, found)?;
             } else {
-                // What became ready is not used: that is the point.
+                // The list of what became ready is not used: every descriptor is looked
+                // at again.
                 context.mark_kernel_ready(true)?;
                 context.take_all(taken);
                 taken.clear();
@@ -131,7 +133,7 @@ impl Scan<'_> {
             .open_file(i32::try_from(number).unwrap_or(-1))
     }
 
-    /// What a file is ready for, once its protocol has seen the frames that wait.
+    /// Returns the readiness of a file, once its protocol has seen the frames that wait.
     fn ready(&self, file: &dyn File) -> Classes {
         if let Some(state) = file.ready_now(self.core) {
             return Classes::ready(state);
@@ -158,8 +160,8 @@ impl Scan<'_> {
     fn register(&mut self, file: &dyn File, number: usize, asked: Classes) -> io::Result<()> {
         let (key, interest) = (number as u64, asked.interest());
         let registration = match file.pollable() {
-            // All that is needed, and no more than Linux does: an entry in the
-            // socket's wait queue. What it is ready for is asked next in any case.
+            // All that is needed, and no more than Linux does: an entry in the socket's
+            // wait queue. Its readiness is asked next in any case.
             Some(socket) if file.descriptor() < 0 => {
                 let (context, source) = (self.context.clone(), Arc::downgrade(&socket));
                 let poll = Interface::Poll;

@@ -1,12 +1,11 @@
-//! The comparator: numbers as the paper's unmodified kernel gave them out.
+//! The comparator: descriptors as the paper's unmodified kernel allocated them.
 //!
-//! Digital UNIX, as every kernel the paper's authors knew, walked the table of
-//! pointers to open files from number 0 (F_DUPFD: from the number asked for) to
-//! the first empty one; so did 4.3BSD, from which the code came. There is no
-//! hint where to begin: 4.4BSD's `fd_freefile` came later and only helps until
-//! the next low number is freed. The walk touches a pointer for every open
-//! descriptor, which is what made it 18 % of a proxy's time with 750 idle
-//! connections (paper, table 1).
+//! Digital UNIX walked the table of pointers to open files from number 0 (F_DUPFD: from
+//! the requested number) to the first empty one. So did every kernel that the paper's
+//! authors knew, and 4.3BSD, from which the code came. There is no hint where to begin:
+//! 4.4BSD's `fd_freefile` came later and only helps until the next low number is freed.
+//! The walk touches a pointer for every open descriptor. That made it 18 % of a proxy's
+//! time with 750 idle connections (paper, table 1).
 //!
 //! Read first: Banga and Mogul, USENIX 1998, section 3.2.
 

@@ -1,5 +1,9 @@
-//! What the papers compared with, kept to be measured beside the rest. Slow on
-//! purpose; nothing else uses it.
+//! The algorithms that the papers compared with, kept to be measured beside the rest.
+//!
+//! Lives here: the classical `select` (`classical_select`) and the linear search for a
+//! free descriptor (`linear`). They are slow on purpose; no other code uses them.
+//!
+//! Read first: Banga and Mogul, USENIX 1998.
 
 mod classical_select;
 pub(crate) mod linear;

@@ -5,11 +5,12 @@ use std::io;
 use std::ops::BitOr;
 use std::sync::{Arc, Weak};
 
+use tidewall_stack::StackHandle;
+
 use super::Allocator;
 use super::table::{Closing, Table};
 use crate::epoll::EpollSet;
 use crate::registration::File;
-use tidewall_stack::StackHandle;
 
 /// Initial flags of a new descriptor, or of a new open file.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -39,7 +40,7 @@ impl BitOr for Flags {
 /// The descriptors of one application on one [`StackHandle`], and the calls on them.
 ///
 /// Clones share the table, as threads do; [`Descriptors::fork`] copies it. Each new
-/// descriptor is the lowest free one. They are independent of the kernel's;
+/// descriptor is the lowest free one. They are independent of kernel descriptors;
 /// [`Descriptors::open`] adds a kernel descriptor to the table.
 ///
 /// A call holds the open file that it works on. Closing its descriptor in another thread
@@ -76,7 +77,7 @@ pub trait TableFile: File + From<EpollSet> + 'static {
     /// Sets O_NONBLOCK.
     ///
     /// # Errors
-    /// What the kernel reports of a descriptor of its own.
+    /// The kernel's errors, for a kernel descriptor.
     fn set_nonblocking(&self, nonblocking: bool) -> io::Result<()>;
 }
 

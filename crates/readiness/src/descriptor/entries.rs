@@ -4,9 +4,10 @@ use std::io;
 use std::sync::OnceLock;
 use std::sync::atomic::{AtomicBool, Ordering};
 
+use tidewall_stack::lock::rank;
+
 use super::error;
 use super::sync::{Mutex, lock};
-use tidewall_stack::lock::rank;
 
 /// Slots per chunk. Few under loom, which follows every lock.
 const CHUNK: u32 = if cfg!(loom) { 4 } else { 1024 };

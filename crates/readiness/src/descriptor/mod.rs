@@ -6,14 +6,18 @@
 //!                └────► Numbers in use: Bitmap (64-way tree)
 //! ```
 //!
+//! Lives here: the table ([`Table`]), and [`Descriptors`], the table of one application
+//! with the calls.
+//!
+//! Does not live here: waiting on descriptors. These are descriptors of the native API,
+//! not the kernel's: 5 here and 5 there are two files.
+//!
 //! A new descriptor is always the lowest free one, as POSIX requires, which rules out a
 //! free list. The bitmap finds it by one word per level. The linear search of the kernels
 //! that the paper measured is kept for comparison (`comparators::linear`). The table maps
 //! descriptors to entries: a look-up takes no lock that another descriptor's calls take.
-//! [`Descriptors`] is the table of one application, with the calls.
 //!
-//! These are descriptors of the native API, not the kernel's: 5 here and 5 there are two
-//! files.
+//! Read first: Banga and Mogul, USENIX 1998, section 3.2.
 
 use std::io;
 

@@ -1,13 +1,14 @@
 //! Maps descriptors to entries, for many threads.
 
 use std::io;
-use std::sync::{Arc, Weak};
+use std::sync::Weak;
+
+use tidewall_stack::lock::rank;
 
 use super::entries::{Entries, Place};
 use super::numbers::Numbers;
 use super::sync::{Mutex, lock};
 use super::{Allocator, error};
-use tidewall_stack::lock::rank;
 
 /// Closes the descriptors on [`Table::exec`], not now ([`Table::close_range`]; Linux's
 /// value).

@@ -16,7 +16,7 @@ struct Closed;
 
 /// Files that hint as the rule requires, and count examinations.
 struct Model {
-    /// What each is ready for; `None` for a descriptor that is not open.
+    /// The readiness of each; `None` for a descriptor that is not open.
     files: Vec<Option<Events>>,
     interest: Vec<Classes>,
     hints: BTreeSet<usize>,
@@ -118,7 +118,7 @@ struct World {
     found: Found,
     /// The classes requested by the calls before this one.
     before: Vec<Classes>,
-    /// What was pending at the last examination.
+    /// The classes pending at the last examination.
     pending: Vec<Classes>,
 }
 

@@ -6,11 +6,12 @@ use std::io;
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use std::time::Duration;
 
+use tidewall_stack::core::Core;
+use tidewall_stack::protocol::Hold;
+
 use super::PollContext;
 use crate::SignalSet;
 use crate::wait_queue::CURRENT_CONTEXT;
-use tidewall_stack::core::Core;
-use tidewall_stack::protocol::Hold;
 
 /// Waits after which the device is served in any case.
 const LOOK_EVERY: u32 = 16;

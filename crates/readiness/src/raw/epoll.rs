@@ -18,8 +18,8 @@ fn borrow<'a>(fd: RawFd) -> io::Result<BorrowedFd<'a>> {
     if fd < 0 {
         return Err(Errno::BADF.into());
     }
-    // SAFETY: not -1. It is only named in epoll_ctl or fcntl, for which a number
-    // that is nobody's, or another's by now, is no harm to this program's memory.
+    // SAFETY: not -1. It is only named in epoll_ctl or fcntl. There a number that is
+    // closed, or names another file by now, does no harm to this program's memory.
     Ok(unsafe { BorrowedFd::borrow_raw(fd) })
 }
 

@@ -4,11 +4,12 @@ use std::cell::Cell;
 use std::sync::Arc;
 use std::sync::atomic::{Ordering, fence};
 
+use tidewall_stack::lock::lock;
+
 use super::WaitQueue;
 use crate::events::Events;
 use crate::poll_context::PollContext;
 use crate::registration::Registration;
-use tidewall_stack::lock::lock;
 
 /// Registrations with an endpoint. Most have one at most, which needs no list.
 #[derive(Default)]
@@ -65,8 +66,8 @@ impl Registrations {
 }
 
 thread_local! {
-    /// The context that the calling thread is in, as an address: what it adds to the
-    /// ready list there wakes nobody, since it takes it itself.
+    /// The context that the calling thread is in, as an address. An addition to the ready
+    /// list there wakes no thread, since this thread takes it itself.
     pub static CURRENT_CONTEXT: Cell<usize> = const { Cell::new(0) };
 }
 
@@ -162,9 +163,9 @@ impl WaitQueue {
         self.any(|registration| registration.context.is_waited_in())
     }
 
-    /// Something changed, or is so: registrations that are interested go on their
-    /// contexts' ready lists. Of the exclusive ones those do, in order, until a thread
-    /// takes it; all of them when the state changed.
+    /// Notifies registrations of a change or a state: interested ones go on their
+    /// contexts' ready lists. Exclusive ones go on them in order, until a thread takes
+    /// the event; all of them do when the state changed.
     #[inline]
     pub fn notify_registrations(&self, changed: Events) {
         if self.registration_count.load(Ordering::Relaxed) != 0 {
@@ -194,9 +195,9 @@ impl WaitQueue {
         self.enter_frames(true, true).is_polled
     }
 
-    /// Enters the endpoint with every context that polls it, for whichever thread
-    /// waits there first, and (`wake`) wakes one. Where none is in any of them, the
-    /// stack's helper thread is asked (`ask_helper`).
+    /// Enters the endpoint with every context that polls it, for the thread that waits
+    /// there first, and (`wake`) wakes one. If no thread is in any of them, the stack's
+    /// helper thread is asked (`ask_helper`).
     #[inline]
     pub fn enter_frames(&self, wake: bool, ask_helper: bool) -> Entered {
         // A fence comes before: that of `wake_any`, or of a new registration.
@@ -215,7 +216,7 @@ impl WaitQueue {
             let context = &registration.context;
             let wake = wake && !entered.has_thread;
             if !registration.unprocessed.enter() {
-                // Nobody has come for the first of them yet. That may be because
+                // No thread has come for the first of them yet. That may be because
                 // another context processed those, where no thread is now.
                 entered.has_thread |= wake && context.wake_for_frames(wake);
                 continue;
@@ -233,7 +234,7 @@ impl WaitQueue {
     }
 }
 
-/// What became of frames that were entered with contexts.
+/// The outcome of entering frames with contexts.
 #[derive(Clone, Copy, Default)]
 pub struct Entered {
     is_polled: bool,

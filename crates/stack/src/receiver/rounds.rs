@@ -5,11 +5,12 @@ mod tests;
 
 use std::cell::RefCell;
 
+use tidewall_receive::poller::{Round, WAITED};
+
 use super::classes::nanoseconds;
 use super::*;
 use crate::core::Core;
 use crate::lock::{MutexGuard, rank};
-use tidewall_receive::poller::{Round, WAITED};
 
 /// The result of a round over all queues.
 #[derive(Clone, Copy, Debug)]

@@ -1,11 +1,11 @@
 //! Tests of what a round reads, which sockets it serves, and when it is due.
 
+use tidewall_device::memory::{LinkConfig, pair};
 use tidewall_wire::ethernet::MacAddress;
 
 use super::*;
 use crate::StackHandle;
 use crate::stack::MemoryConfig;
-use tidewall_device::memory::{LinkConfig, pair};
 
 fn config() -> MemoryConfig {
     MemoryConfig {
