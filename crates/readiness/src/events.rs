@@ -3,8 +3,8 @@
 use std::fmt;
 use std::ops::{BitAnd, BitOr, BitOrAssign, Not};
 
-/// Events that a descriptor is ready for, or that a caller requests. The values are those
-/// of Linux's `EPOLL*` (epoll_ctl(2)), which equal `POLL*`.
+/// Events that a descriptor is ready for, or that a caller requests. The values are
+/// Linux's `EPOLL*` (epoll_ctl(2)), which equal `POLL*`.
 #[derive(Clone, Copy, Default, PartialEq, Eq, Hash)]
 pub struct Events(u32);
 

@@ -67,17 +67,17 @@ impl WaitQueue {
         }
     }
 
-    /// Enters a thread. `exclusive`: it takes what it is woken for.
+    /// Enters a thread. `exclusive`: it consumes the event that wakes it.
     pub fn enter(&self, waker: &Arc<Waker>, exclusive: bool) {
         self.threads().enter(waker, exclusive);
     }
 
-    /// Takes a thread out.
+    /// Removes a thread.
     pub fn leave(&self, waker: &Arc<Waker>) {
         self.threads().leave(waker);
     }
 
-    /// The endpoint changed: wakes every thread and notifies the registrations.
+    /// Wakes every thread and notifies the registrations of a change of the endpoint.
     pub fn notify(&self, changed: Events) {
         self.threads().wake_all();
         self.notify_registrations(changed);
@@ -90,8 +90,8 @@ impl WaitQueue {
         self.notify_registrations(changed);
     }
 
-    /// Frames came that the protocol has not processed: one thread is woken to do
-    /// it. False when no context polls the endpoint.
+    /// Wakes one thread to process frames that came for the protocol. Returns false when
+    /// no context polls the endpoint.
     pub fn frames_arrived(&self) -> bool {
         self.threads().wake_any();
         self.enter_frames_with_contexts()

@@ -31,19 +31,19 @@ impl Default for Causes {
 }
 
 impl Causes {
-    /// The protocol refused a frame.
+    /// Counts a frame that the protocol rejected.
     pub fn protocol(&self, cause: DropReason) {
         if let Some(counter) = self.protocol.get(cause.index()) {
             counter.fetch_add(1, Ordering::Relaxed);
         }
     }
 
-    /// A complete datagram whose socket is gone.
+    /// Counts a complete datagram whose socket is gone.
     pub fn no_socket(&self) {
         self.no_socket.fetch_add(1, Ordering::Relaxed);
     }
 
-    /// A reassembled datagram for a socket that takes no more.
+    /// Counts a reassembled datagram for a socket whose buffer is full.
     pub fn socket_full(&self) {
         self.socket_full.fetch_add(1, Ordering::Relaxed);
     }
@@ -53,17 +53,17 @@ impl Causes {
         self.icmp_errors.fetch_add(1, Ordering::Relaxed);
     }
 
-    /// A datagram or segment came through the kernel.
+    /// Counts a datagram or segment that came through the kernel.
     pub fn kernel_delivered(&self) {
         self.kernel_delivered.fetch_add(1, Ordering::Relaxed);
     }
 
-    /// Datagrams moved out of frames because frame memory was short.
+    /// Counts datagrams moved out of frames because frame memory was short.
     pub fn copied_out(&self, datagrams: u64) {
         self.copied_out.fetch_add(datagrams, Ordering::Relaxed);
     }
 
-    /// All of them.
+    /// Returns all counters.
     pub fn counters(&self) -> StackCounters {
         let read = |counter: &AtomicU64| counter.load(Ordering::Relaxed);
         StackCounters {

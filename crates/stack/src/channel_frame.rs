@@ -33,8 +33,8 @@ impl<'a> ChannelFrame<'a> {
         }
     }
 
-    /// As [`ChannelFrame::new`], with all of a packet that lies in several frames: then it is
-    /// put together in `bytes`.
+    /// As [`ChannelFrame::new`], for a packet that may lie in several frames: it is then
+    /// joined in `bytes`.
     #[inline]
     pub fn whole(shared: &'a Shared, frame: &'a Frame, bytes: &'a mut Vec<u8>) -> Self {
         let described = Self::new(shared, frame);
@@ -67,7 +67,7 @@ impl<'a> ChannelFrame<'a> {
         self.metadata.kind()
     }
 
-    /// The IP packet; `None` where it should end beyond the frame.
+    /// Returns the IP packet; `None` if it should end beyond the frame.
     #[inline]
     pub fn packet(&self) -> Option<&'a [u8]> {
         self.frame.get(usize::from(self.metadata.network)..self.end)
@@ -82,13 +82,13 @@ impl<'a> ChannelFrame<'a> {
         usize::from(transport.saturating_sub(network))
     }
 
-    /// When it came, if it has waited for `now`.
+    /// Returns the arrival time, if the frame has waited for `now`.
     #[inline]
     pub fn waited_since(&self, now: Duration) -> Option<Duration> {
         (self.metadata.waited_since() != 0).then(|| self.metadata.arrived(now))
     }
 
-    /// How its packet is to be checked.
+    /// Returns the options for checking its packet.
     #[inline]
     pub fn input_options(&self, core: &Core) -> InputOptions {
         InputOptions {
@@ -97,7 +97,7 @@ impl<'a> ChannelFrame<'a> {
         }
     }
 
-    /// A line of `tidewall trace`, if the frame is being followed.
+    /// Adds a line of `tidewall trace`, if the frame is being followed.
     #[inline]
     pub fn trace(&self, core: &Core, stage: &str, what: impl FnOnce() -> String) {
         core.trace.line(self.metadata.trace, stage, what);
@@ -121,7 +121,7 @@ impl<'a> ChannelFrame<'a> {
     }
 }
 
-/// The link address that a frame came from.
+/// Returns the link address that a frame came from.
 pub fn sender(packet: &[u8]) -> MacAddress {
     let bytes = packet.get(6..).and_then(<[u8]>::first_chunk);
     MacAddress(bytes.copied().unwrap_or_default())

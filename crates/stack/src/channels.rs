@@ -15,10 +15,9 @@ use crate::receiver::QueueHandle;
 /// Default for the frames that may wait for a socket, per queue. One poll delivers up to
 /// 128, so this is room for several while the application works on a batch.
 pub const DEFAULT_RECEIVE_LIMIT: u32 = 512;
-/// Channel that gets fragments without a transport header.
+/// The channel of fragments without a transport header.
 pub const FRAGMENT_CHANNEL: u16 = 1;
-/// The first channel that a protocol has for sockets without one of their own; the next one
-/// is a second.
+/// The first shared channel of a protocol, for sockets without their own, and the second.
 pub const COMMON_CHANNELS: [u16; 2] = [2, 3];
 /// Channels with numbers from this one on belong to one endpoint each.
 pub const FIRST_OWN: u16 = 4;

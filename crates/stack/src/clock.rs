@@ -32,7 +32,8 @@ pub struct Sleep<'a> {
 }
 
 impl Sleep<'_> {
-    /// True when something has woken the thread. Any thread may ask; nothing waits.
+    /// Returns true when an event has woken the thread. Any thread may ask; it does not
+    /// wait.
     pub fn is_ready(&self) -> bool {
         let mut fired = Vec::new();
         let zero = Some(Duration::ZERO);

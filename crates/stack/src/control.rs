@@ -52,7 +52,7 @@ pub const TRACE_LIMIT: u32 = 1_000;
 const TRACE_TIME: Duration = Duration::from_secs(2);
 /// Bytes of the longest request.
 const REQUEST_MAX: u64 = 256;
-/// How long a client may take to say what it wants.
+/// The time within which a client must send its request.
 const IO_TIMEOUT: Duration = Duration::from_secs(1);
 
 /// A frame as the driver saw it.
@@ -116,7 +116,7 @@ pub struct Trace {
 pub struct Tuned {
     /// Why nothing has changed, if so.
     pub error: Option<String>,
-    /// Receive control of each queue as it begins anew.
+    /// Receive control of each queue as it starts again.
     #[serde(default)]
     pub queues: Vec<ControlSnapshot>,
 }
@@ -429,11 +429,12 @@ fn abstract_names(text: &str) -> Vec<PathBuf> {
 /// A flag in /proc/net/unix (`__SO_ACCEPTCON`).
 const SO_ACCEPTCON: u32 = 0x1_0000;
 
-/// Connects to a stack's socket, and says whether that is another user's. A socket whose queue
-/// is full is not waited for.
+/// Connects to a stack's socket, and returns whether that belongs to another user. It
+/// does not wait for a socket whose queue is full.
 ///
 /// # Errors
-/// WouldBlock for such a socket; PermissionDenied for a name that is another process's.
+/// WouldBlock for such a socket; PermissionDenied for a name that belongs to another
+/// process.
 fn connect(path: &Path) -> io::Result<(UnixStream, bool)> {
     let name = path.to_str().and_then(|path| path.strip_prefix('@'));
     let address = match name {
@@ -461,8 +462,8 @@ fn process(path: &Path) -> Option<u32> {
     name.split('.').next()?.parse().ok()
 }
 
-/// Whether a socket may be another user's than this process's: its name says no user, but the
-/// process that it is named after has one.
+/// Whether a socket may belong to a user other than this process's. Its name states no
+/// user, but the process that it is named after has one.
 fn is_anothers(path: &Path) -> bool {
     let is_named = path.to_str().is_some_and(|path| path.starts_with('@'));
     let own = rustix::process::geteuid().as_raw();
@@ -594,8 +595,8 @@ impl Limits {
 
 /// How long the answers to a question may take.
 const ANSWER_WITHIN: Duration = Duration::from_secs(10);
-/// Bytes of the answers to a question, at most: no process is to fill the memory of the one
-/// that asks it.
+/// Limit on the bytes of all answers to a question, so that no process fills the asking
+/// process's memory.
 const ANSWER_MOST: u64 = 256 << 20;
 /// Stacks that are asked at once.
 const ASKED_AT_ONCE: usize = 64;
@@ -661,7 +662,7 @@ mod tests {
         // Its queue is full.
         let (full, _listener) = listener(4_000_000, 0);
         let waiting: Vec<_> = std::iter::from_fn(|| connect(&full).ok()).collect();
-        // It accepts, and says nothing, or a byte at a time, without end.
+        // It accepts, and sends nothing, or one byte at a time, without end.
         let (silent, _silent) = listener(4_000_001, 5);
         let (slow, accepts) = listener(4_000_002, 5);
         let (good, answers) = listener(4_000_003, 5);

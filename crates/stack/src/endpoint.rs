@@ -28,8 +28,8 @@ pub trait Endpoint: Any + Send + Sync {
         core.causes.no_socket();
     }
 
-    /// Frame memory is short: what waits in frames moves to buffers of its own size.
-    /// An endpoint that a thread is busy with is left alone: it is not slow.
+    /// Moves waiting data out of frames into buffers of its own size, when frame memory
+    /// is short. An endpoint that a thread is busy with is left alone: it is not slow.
     fn copy_out(self: Arc<Self>, _core: &Core) {}
 
     /// Those of low priority are copied out first.

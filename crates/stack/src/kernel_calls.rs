@@ -1,4 +1,4 @@
-//! Calls on the kernel's sockets with addresses and flags as this crate has them.
+//! Calls on kernel sockets with this crate's addresses and flags.
 
 use std::io::{self, IoSlice, IoSliceMut};
 use std::net::{IpAddr, SocketAddr};

@@ -42,7 +42,7 @@ pub struct LinkWatch {
     netlink: Rtnetlink,
     /// `None` before Linux 6.3.
     netdev: Option<Netdev>,
-    /// By which others' listeners are found; `None` where the kernel cannot say.
+    /// Finds other processes' listeners; `None` if the kernel cannot report them.
     sockets: Option<SocketDiag>,
     link: Link,
     program: Option<ProgramCheck>,
@@ -115,7 +115,7 @@ impl LinkWatch {
         next.into_iter().chain(others.into_iter().flatten()).min()
     }
 
-    /// Hands on what has changed, and looks at what is to be looked at.
+    /// Hands changes on, and makes the checks that are due.
     pub fn poll(&mut self, core: &Core) {
         let (mut addresses, mut gone, mut look) = (false, false, false);
         let changes = self.monitor.changes();

@@ -16,7 +16,7 @@ use std::sync::{self, Arc, PoisonError, TryLockError};
 pub trait Ranked {
     /// Which.
     const RANK: Rank;
-    /// A thread may hold several of this rank; the rank says in which order.
+    /// A thread may hold several locks of this rank; the rank documents their order.
     const NESTS: bool;
 }
 
@@ -57,7 +57,7 @@ order! {
     EventSignal,
     /// The thread that signals them, and what it signals.
     EventLoop,
-    /// Which numbers a descriptor table has given out: a parent's, then its child's.
+    /// The numbers that a descriptor table has allocated: a parent's, then its child's.
     DescriptorTable nests,
     /// That one thread at a time puts a set into a set.
     EpollNesting,
@@ -65,7 +65,7 @@ order! {
     ThreadState,
     /// The members of an epoll set: an outer set's, then those of the sets in it.
     EpollSet nests,
-    /// The contexts that the helper thread sees to.
+    /// The contexts that the helper thread serves.
     Helper,
     /// A listener.
     Listener,

@@ -1,4 +1,4 @@
-//! The device that a stack has taken over, and what is known of it.
+//! The device that a stack has taken over, and its state.
 
 use std::io;
 use std::sync::atomic::Ordering;
@@ -54,7 +54,7 @@ impl NetDevice {
         })
     }
 
-    /// True once the interface is no more: nothing comes or leaves by it.
+    /// Returns true once the interface is gone: no frame arrives or leaves by it.
     pub fn is_gone(&self) -> bool {
         self.link.gone.load(Ordering::Relaxed)
     }

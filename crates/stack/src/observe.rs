@@ -145,8 +145,8 @@ impl Core {
             receive_ring: of_link.rx_missed_errors + of_link.rx_fifo_errors,
             sent: of_link.tx_dropped,
         };
-        // The peer fills a veth's receive ring, and counts what did not fit. Those
-        // who may not look into its namespace know only their own side.
+        // The peer fills a veth's receive ring, and counts what did not fit. A process
+        // that may not read its namespace knows only its own side.
         if veth && let Ok(peer) = netlink.peer(&link) {
             losses.receive_ring += peer.counters.unwrap_or_default().tx_dropped;
         }

@@ -8,7 +8,8 @@ use std::sync::atomic::{AtomicU32, AtomicUsize, Ordering};
 pub struct Output {
     /// Sockets that have something, kept by their protocols.
     sockets: AtomicUsize,
-    /// Queues with frames whose device has not been told, or did not take them, as bits.
+    /// Queues with frames whose device has not been notified, or did not accept them, as
+    /// bits.
     doorbells: AtomicU32,
 }
 
@@ -29,8 +30,8 @@ impl Output {
             .fetch_or(1 << (queue % 32), Ordering::Relaxed);
     }
 
-    /// True when a thread must be here: sockets have something to send, or a device is to
-    /// take what it did not.
+    /// Returns true when a thread must act: sockets have something to send, or a device
+    /// must accept frames that it did not accept before.
     pub fn is_due(&self) -> bool {
         self.sockets() > 0 || self.is_held_up()
     }
@@ -40,7 +41,7 @@ impl Output {
         self.doorbells.load(Ordering::Relaxed) != 0
     }
 
-    /// Takes the queues whose doorbells are to be rung, as bits.
+    /// Takes the queues whose doorbells must be rung, as bits.
     pub fn take_doorbells(&self) -> u32 {
         self.doorbells.swap(0, Ordering::Relaxed)
     }

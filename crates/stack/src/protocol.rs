@@ -1,4 +1,4 @@
-//! The protocols above the stack: what each does when the stack's threads have time for it.
+//! The interface of the protocols above the stack, which the stack's threads call.
 
 use std::any::Any;
 use std::io;
@@ -88,14 +88,14 @@ pub trait Protocol: Any + Send + Sync {
 }
 
 impl Core {
-    /// The state of a protocol; `None` where the stack was started without it.
+    /// Returns the state of a protocol; `None` if the stack was started without it.
     pub fn find_protocol<P: Protocol>(&self) -> Option<&P> {
         let mut states = self.protocols.iter().map(|it| &**it as &dyn Any);
         states.find_map(<dyn Any>::downcast_ref)
     }
 
-    /// Fails where the stack was started without a protocol, before its first socket is
-    /// made.
+    /// Fails if the stack was started without a protocol, before the protocol's first
+    /// socket is created.
     ///
     /// # Errors
     /// EPROTONOSUPPORT.

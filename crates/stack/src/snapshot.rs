@@ -29,7 +29,7 @@ pub struct StackSnapshot {
     pub interface: String,
     /// Its architecture's name.
     pub architecture: String,
-    /// Its device, where that is an interface it has taken over.
+    /// Its device, if that is an interface it has taken over.
     #[serde(default)]
     pub device: Option<DeviceSnapshot>,
     /// Interrupts are deferred, which they are while frames come for the stack.
@@ -101,7 +101,7 @@ impl DeviceLosses {
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[non_exhaustive]
 pub struct DeviceSnapshot {
-    /// Name of its driver; empty where that does not report one.
+    /// Name of its driver; empty if the driver reports none.
     pub driver: String,
     /// The place at which the driver program runs:
     /// [`XdpMode::name`](tidewall_manager::XdpMode::name).
@@ -134,7 +134,7 @@ impl DeviceSnapshot {
         }
     }
 
-    /// As a manager's application has it.
+    /// Describes the device as a manager's application sees it.
     pub fn of_application(device: &Application, receive_queues: u32) -> Self {
         DeviceSnapshot {
             driver: device.driver.clone(),
@@ -228,9 +228,9 @@ pub struct QueueSnapshot {
 pub struct ControlSnapshot {
     /// Policy that decides, by name.
     pub policy: String,
-    /// Bp: most frames a round takes now.
+    /// Bp: the most frames per round now.
     pub budget: u32,
-    /// T: nanoseconds between two interrupts at least; 0: one a frame.
+    /// T: least time between two interrupts, in nanoseconds; 0: one interrupt per frame.
     #[serde(rename = "interval")]
     pub interrupt_interval: u64,
     /// How frames came in the last sampling interval: `idle`, `interrupt`,
@@ -263,7 +263,7 @@ pub struct CallSnapshot {
     pub held: String,
     /// The number at this end.
     pub local: Option<String>,
-    /// The number at the other end, where it is known.
+    /// The number at the other end, if it is known.
     pub peer: Option<String>,
 }
 

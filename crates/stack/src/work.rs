@@ -11,8 +11,8 @@ use crate::lock::lock;
 use crate::protocol::Hold;
 use crate::receiver::QueueHandle;
 
-/// Most frames that a call sends which does not wait: what is received meanwhile lets
-/// others send, and the caller is to come back.
+/// Most frames that a nonblocking call sends: frames received meanwhile let other sockets
+/// send, and the caller should return.
 const FLUSH_MAX: u32 = 2048;
 
 impl Core {
@@ -32,8 +32,8 @@ impl Core {
         takes && (more || self.output.is_held_up())
     }
 
-    /// Makes devices send what was put into their rings, a burst each. Returns false when
-    /// none of them takes more now.
+    /// Makes devices send the frames in their rings, one burst each. Returns false when
+    /// none of them accepts more now.
     fn ring_doorbells(&self) -> bool {
         let output = &self.output;
         if !output.is_held_up() {

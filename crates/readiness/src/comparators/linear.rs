@@ -22,12 +22,12 @@ pub(crate) struct Linear {
 }
 
 impl Linear {
-    /// An empty table.
+    /// Creates an empty table.
     pub(crate) fn new() -> Self {
         Linear::default()
     }
 
-    /// The lowest free number that is not below `lowest`.
+    /// Returns the lowest free number that is not below `lowest`.
     pub(crate) fn first_free(&self, lowest: u32) -> Option<u32> {
         let start = lowest as usize;
         let found = match self.files.get(start..) {
@@ -43,7 +43,7 @@ impl Linear {
         u32::try_from(found).ok()
     }
 
-    /// True for a number in use.
+    /// Returns true for a number in use.
     pub(crate) fn is_used(&self, number: u32) -> bool {
         self.files
             .get(number as usize)
@@ -75,7 +75,7 @@ impl Linear {
         }
     }
 
-    /// The lowest number in use that is not below `lowest`.
+    /// Returns the lowest number in use that is not below `lowest`.
     pub(crate) fn next_used(&self, lowest: u32) -> Option<u32> {
         let start = lowest as usize;
         let rest = self.files.get(start..)?;
@@ -83,7 +83,7 @@ impl Linear {
         u32::try_from(found).ok()
     }
 
-    /// The highest number in use.
+    /// Returns the highest number in use.
     pub(crate) fn highest(&self) -> Option<u32> {
         let found = self.files.iter().rposition(|&file| file != 0)?;
         u32::try_from(found).ok()

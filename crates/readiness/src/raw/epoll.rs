@@ -1,5 +1,5 @@
-//! epoll, for the kernel's descriptors among those that are watched. They are the
-//! application's, which may close them at any time.
+//! epoll, for the kernel descriptors among those that are watched. They belong to the
+//! application, which may close them at any time.
 
 use std::io;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd, RawFd};
@@ -10,10 +10,10 @@ use rustix::fs::{FileType, fstat};
 use rustix::io::{Errno, fcntl_dupfd_cloexec};
 use tidewall_device::forked::Unshared;
 
-/// A descriptor for one system call.
+/// Borrows a descriptor for one system call.
 ///
 /// # Errors
-/// EBADF for a number that cannot be one.
+/// EBADF for a number that cannot be a descriptor.
 fn borrow<'a>(fd: RawFd) -> io::Result<BorrowedFd<'a>> {
     if fd < 0 {
         return Err(Errno::BADF.into());
@@ -23,12 +23,12 @@ fn borrow<'a>(fd: RawFd) -> io::Result<BorrowedFd<'a>> {
     Ok(unsafe { BorrowedFd::borrow_raw(fd) })
 }
 
-/// Another descriptor for the same open file.
+/// Returns another descriptor for the same open file.
 pub fn duplicate(fd: RawFd) -> io::Result<OwnedFd> {
     Ok(fcntl_dupfd_cloexec(borrow(fd)?, 0)?)
 }
 
-/// False for files that epoll refuses with EPERM, since they never wait.
+/// Returns false for files that epoll refuses with EPERM, since they never wait.
 pub fn can_poll(fd: BorrowedFd<'_>) -> bool {
     let Ok(stat) = fstat(fd) else { return true };
     match FileType::from_raw_mode(stat.st_mode) {
@@ -42,7 +42,7 @@ pub fn can_poll(fd: BorrowedFd<'_>) -> bool {
     }
 }
 
-/// An epoll descriptor of the stack's own.
+/// An epoll descriptor that belongs to the stack.
 #[derive(Debug)]
 pub struct Epoll(Unshared<OwnedFd>);
 
@@ -56,7 +56,7 @@ impl Epoll {
         self.0.as_raw_fd()
     }
 
-    /// Enters a descriptor for `events` (EPOLL* bits and flags).
+    /// Adds a descriptor for `events` (EPOLL* bits and flags).
     pub fn add(&self, fd: RawFd, key: u64, events: u32) -> io::Result<()> {
         let events = EventFlags::from_bits_retain(events);
         Ok(epoll::add(
@@ -67,7 +67,7 @@ impl Epoll {
         )?)
     }
 
-    /// Changes what a descriptor is watched for.
+    /// Changes the events that a descriptor is watched for.
     pub fn modify(&self, fd: RawFd, key: u64, events: u32) -> io::Result<()> {
         let events = EventFlags::from_bits_retain(events);
         Ok(epoll::modify(
@@ -89,14 +89,15 @@ impl Epoll {
     }
 }
 
-/// False for a descriptor that is no epoll descriptor. Nothing in it is looked at.
+/// Returns false for a descriptor that is no epoll descriptor. Its entries are not
+/// examined.
 pub fn is_epoll(fd: BorrowedFd<'_>) -> bool {
     let stranger = Epoll::new();
     stranger.is_ok_and(|stranger| epoll::delete(fd, &*stranger.0) == Err(Errno::NOENT))
 }
 
-/// Puts what is ready now in an epoll descriptor, `most` of it, in place of what is in
-/// `out`; does not wait.
+/// Replaces `out` by the ready entries of an epoll descriptor, at most `most`; does not
+/// wait.
 ///
 /// # Errors
 /// EINTR.

@@ -11,7 +11,8 @@ use crate::events::Events;
 use crate::poll_context::PollContext;
 use crate::registration::Registration;
 
-/// Registrations with an endpoint. Most have one at most, which needs no list.
+/// The registrations with an endpoint. Most endpoints have at most one, which needs no
+/// list.
 #[derive(Default)]
 pub(super) enum Registrations {
     #[default]
@@ -42,7 +43,7 @@ impl Registrations {
         };
     }
 
-    /// Keeps those that `keep` says; returns the others.
+    /// Keeps those for which `keep` returns true; returns the others.
     fn retain(&mut self, keep: impl Fn(&Registration) -> bool) -> Vec<Arc<Registration>> {
         let mut gone = Vec::new();
         match self {
@@ -72,8 +73,8 @@ thread_local! {
 }
 
 impl WaitQueue {
-    /// Enters a registration. False when a selector polls the endpoint already and
-    /// this is another one's.
+    /// Enters a registration. Returns false when another selector polls the endpoint
+    /// already.
     pub fn register(&self, registration: Arc<Registration>) -> bool {
         let mut list = lock(&self.registrations);
         let dead = list.retain(Registration::is_live);
@@ -84,14 +85,14 @@ impl WaitQueue {
         }
         self.count(&list);
         drop(list);
-        // Its owner may be the last that holds what it points to.
+        // Its owner may hold the last reference to what it points to.
         drop(dead);
-        // Either a notifier sees it, or we see what it is about.
+        // Either a notifier sees it, or we see the change.
         fence(Ordering::SeqCst);
         !taken
     }
 
-    /// Takes a registration out.
+    /// Removes a registration.
     pub fn unregister(&self, registration: &Registration) {
         let gone = {
             let mut list = lock(&self.registrations);
@@ -107,14 +108,14 @@ impl WaitQueue {
         self.registration_count.store(count, Ordering::SeqCst);
     }
 
-    /// The registration with a context, if it has one there.
+    /// Returns the registration with a context, if it has one there.
     pub fn find(&self, context: &Arc<PollContext>) -> Option<Arc<Registration>> {
         let list = lock(&self.registrations);
         let mut of_context = list.as_slice().iter().filter(|it| it.is_of(context));
         of_context.find(|it| it.is_live()).cloned()
     }
 
-    /// The endpoint is closed: no context polls it any more.
+    /// Ends all registrations of a closed endpoint.
     pub fn close(&self) {
         let all = {
             let mut list = lock(&self.registrations);
@@ -126,7 +127,7 @@ impl WaitQueue {
         }
     }
 
-    /// The contexts that poll it.
+    /// Returns the contexts that poll it.
     pub fn contexts(&self) -> Vec<Arc<PollContext>> {
         let list = lock(&self.registrations);
         let live = list.as_slice().iter().filter(|it| it.is_live());
@@ -141,24 +142,24 @@ impl WaitQueue {
         list.as_slice().iter().any(|it| it.is_live() && is(it))
     }
 
-    /// True while a context polls it.
+    /// Returns true while a context polls it.
     pub fn is_polled(&self) -> bool {
         self.any(|_| true)
     }
 
-    /// True while an event was reported to the application, or is about to be, that
-    /// it has not dealt with.
+    /// Returns true while an event was reported to the application, or is about to be,
+    /// that it has not handled.
     pub fn is_ready(&self) -> bool {
         self.any(Registration::is_ready)
     }
 
-    /// True when the next wait of an event loop will send what is written now. Not while
-    /// a thread is in one: it may sleep.
+    /// Returns true when the next wait of an event loop will send what is written now. It
+    /// is false while a thread is in one: it may sleep.
     pub fn is_sent_later(&self) -> bool {
         self.any(|registration| registration.context.loops()) && !self.has_thread_in_context()
     }
 
-    /// True when a thread is in a context that polls it, or in one above that.
+    /// Returns true when a thread is in a context that polls it, or in one above that.
     pub fn has_thread_in_context(&self) -> bool {
         self.any(|registration| registration.context.is_waited_in())
     }
@@ -190,7 +191,8 @@ impl WaitQueue {
         }
     }
 
-    /// Frames wait for the endpoint's protocol; false when no context polls it.
+    /// Enters waiting frames of the endpoint's protocol; returns false when no context
+    /// polls it.
     pub fn enter_frames_with_contexts(&self) -> bool {
         self.enter_frames(true, true).is_polled
     }

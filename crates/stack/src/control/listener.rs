@@ -31,7 +31,7 @@ fn listen(address: &SocketAddrUnix, mode: u32) -> io::Result<UnixListener> {
     Ok(socket.into())
 }
 
-/// Listens where only the owner may connect.
+/// A listener to which only the owner may connect.
 pub(super) struct Listener {
     socket: UnixListener,
     /// None of a name that is in no directory.
@@ -50,8 +50,8 @@ impl Listener {
         Self::at(&address, Some(path))
     }
 
-    /// At a name in the abstract namespace (unix(7)), where user 0 and this process's user
-    /// are answered.
+    /// Opens a listener at a name in the abstract namespace (unix(7)). It answers user 0
+    /// and this process's user.
     ///
     /// # Errors
     /// As [`Listener::open`].
@@ -156,7 +156,7 @@ mod tests {
         assert_eq!(error.kind(), io::ErrorKind::InvalidInput);
     }
 
-    /// In a process of its own, which has few descriptors.
+    /// Runs in a separate process, which has few descriptors.
     #[test]
     fn without_descriptors_it_waits() {
         let program = std::env::current_exe().unwrap();

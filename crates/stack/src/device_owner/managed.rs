@@ -23,7 +23,7 @@ pub struct Managed {
 struct Ports {
     /// TCP's, with what names the holder of each to the manager.
     held: HashMap<(Option<IpAddr>, u16), u64>,
-    /// Leased ports of TCP that no connection has, in the order in which they are taken.
+    /// Leased TCP ports without a connection, in the order in which they are used.
     free: VecDeque<u16>,
     /// Those that connections have.
     taken: HashSet<u16>,

@@ -42,8 +42,8 @@ pub struct Embedded {
     trusted: Arc<TrustedTables>,
     /// Number of the application that the stack is.
     application: u16,
-    /// Keeps the driver program attached and the device's settings changed; none where
-    /// there is no driver.
+    /// Keeps the driver program attached and the device's settings changed; `None`
+    /// without a driver.
     device: Option<Mutex<AfXdp, rank::Leaf>>,
 }
 
@@ -73,7 +73,7 @@ impl DeviceOwner {
         }
     }
 
-    /// True in the process that owns the device.
+    /// Returns true in the process that owns the device.
     pub fn is_embedded(&self) -> bool {
         matches!(self, DeviceOwner::Embedded(_))
     }
@@ -87,14 +87,14 @@ impl DeviceOwner {
         }
     }
 
-    /// True on an interface of Linux.
+    /// Returns true on an interface of Linux.
     pub fn has_driver(&self) -> bool {
         matches!(self, DeviceOwner::Managed(_)) || self.device().is_some()
     }
 
-    /// Asks a manager to have the driver give the stack a port's frames, which the caller
-    /// waits for and so holds no lock. `holder`: the kernel socket that is bound there, which
-    /// the manager wants to see. [`DeviceOwner::own_port`] follows.
+    /// Asks a manager to make the driver give the stack a port's frames. The caller
+    /// waits, and so must hold no lock. `holder`: the kernel socket that is bound there,
+    /// which the manager verifies. [`DeviceOwner::own_port`] follows.
     ///
     /// # Errors
     /// As [`Client::own_port_within`].
@@ -114,8 +114,8 @@ impl DeviceOwner {
         }
     }
 
-    /// Has the driver give the stack a port's frames: [`TrustedTables::own_port`]. A manager
-    /// has done so when it was asked.
+    /// Makes the driver give the stack a port's frames: [`TrustedTables::own_port`]. A
+    /// manager did so when it was asked.
     pub fn own_port(
         &self,
         protocol: Protocol,
@@ -156,8 +156,9 @@ impl DeviceOwner {
         }
     }
 
-    /// Has the driver give the stack a circuit's frames: [`TrustedTables::own_circuit`]. A
-    /// manager has done so when it was asked, or gives a call its circuit.
+    /// Makes the driver give the stack a circuit's frames:
+    /// [`TrustedTables::own_circuit`]. A manager did so when it was asked, or when it
+    /// gave a call its circuit.
     ///
     /// # Errors
     /// As there.
@@ -211,11 +212,12 @@ impl DeviceOwner {
         }
     }
 
-    /// A port for an outgoing connection, which need not be held; `None`: the kernel
-    /// chooses one. A manager may be waited for, by a caller that holds no lock.
+    /// Returns a port for an outgoing connection, which need not be held; `None`: the
+    /// kernel chooses one. The call may wait for a manager, so the caller must hold no
+    /// lock.
     ///
     /// # Errors
-    /// EADDRNOTAVAIL where none is left; as [`Client::lease_within`].
+    /// EADDRNOTAVAIL when no port is left; as [`Client::lease_within`].
     pub fn outgoing_port(&self, patience: Patience) -> io::Result<Option<u16>> {
         match self {
             DeviceOwner::Embedded(_) => Ok(None),
@@ -255,10 +257,10 @@ impl DeviceOwner {
         }
     }
 
-    /// Attaches the driver program anew.
+    /// Attaches the driver program again.
     ///
     /// # Errors
-    /// Unsupported where that is a manager's; as attaching it.
+    /// `Unsupported` on a manager's device; the errors of attaching it.
     pub fn attach_again(&self, interface: &str) -> io::Result<()> {
         if !self.is_embedded() {
             return Err(unsupported());

@@ -36,15 +36,15 @@ impl Fragments {
         }
     }
 
-    /// Time until the oldest unfinished datagram is given up.
+    /// Returns the time until the oldest unfinished datagram expires.
     pub fn next_expiry(&self, now: Duration) -> Option<Duration> {
         self.reassembler
             .next_expiry()
             .map(|expiry| expiry.saturating_sub(now))
     }
 
-    /// Gives up datagrams whose time has ended; counted by the reassembler. The clock
-    /// is read where there are any.
+    /// Drops expired datagrams; the reassembler counts them. The clock is read only if
+    /// there are unfinished ones.
     pub fn expire(&mut self, clock: impl FnOnce() -> Duration) {
         if let Some(expiry) = self.reassembler.next_expiry() {
             let now = clock();

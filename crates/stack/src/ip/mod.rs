@@ -46,8 +46,8 @@ pub struct Ip {
 }
 
 impl Ip {
-    /// `fragment_channels`: of each queue, that of fragments without a transport
-    /// header. `reports_mtu`: the kernel is to hear of path MTUs.
+    /// Creates the state of IP. `fragment_channels`: each queue's channel for fragments
+    /// without a transport header. `reports_mtu`: the kernel is notified of path MTUs.
     ///
     /// # Errors
     /// EPERM without CAP_NET_RAW.
@@ -70,7 +70,7 @@ impl Ip {
         lock(&self.routes).find(destination.ip(), source, named, Instant::now())
     }
 
-    /// An address as sockets show it: a link-local one says on which link it is.
+    /// Returns an address as sockets show it: a link-local one names its link.
     pub fn scoped(&self, address: SocketAddr) -> SocketAddr {
         match address {
             SocketAddr::V6(mut v6) if v6.ip().is_unicast_link_local() && v6.scope_id() == 0 => {

@@ -36,7 +36,7 @@ struct PathMtu {
 pub struct PathMtus(HashMap<IpAddr, PathMtu>);
 
 impl PathMtus {
-    /// Longest IP datagram for `destination`, in bytes, as far as is known.
+    /// Returns the longest IP datagram for `destination`, in bytes, as far as is known.
     pub fn find(&self, destination: IpAddr, now: Instant) -> usize {
         if self.0.is_empty() {
             return usize::MAX;
@@ -45,8 +45,8 @@ impl PathMtus {
         known.map_or(usize::MAX, |known| known.bytes)
     }
 
-    /// A router has reported `bytes`. It may not raise what is known. True unless
-    /// the same was reported just now.
+    /// Notes a router's report of `bytes`. A report never raises a known MTU. Returns
+    /// true unless the same was reported just now.
     pub fn report(&mut self, destination: IpAddr, bytes: usize, now: Instant) -> bool {
         let before = self.find(destination, now);
         if bytes > before {

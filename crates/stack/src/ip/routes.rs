@@ -56,7 +56,7 @@ const NUD_STALE: u16 = 0x04;
 /// How to send to a destination.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Route {
-    /// In a frame of our own.
+    /// In a frame that the stack sends.
     Link {
         /// The source address.
         source: IpAddr,
@@ -70,8 +70,7 @@ pub enum Route {
     Kernel,
 }
 
-/// How a connection, which cannot go through a kernel socket, gets to a
-/// destination.
+/// The path to a destination for a connection, which cannot use a kernel socket.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Neighbour {
     /// In frames of our own.
@@ -200,9 +199,9 @@ impl Routes {
         }
     }
 
-    /// The route to `destination`, from `source` if the socket has one. One that
-    /// is `named` by the application may be anything; if it is not this host's,
-    /// the kernel is to say so.
+    /// Returns the route to `destination`, from `source` if the socket has one. A source
+    /// that is `named` by the application may be any address; the kernel decides whether
+    /// it belongs to this host.
     pub fn find(
         &mut self,
         destination: IpAddr,
@@ -280,9 +279,9 @@ impl Routes {
         }
     }
 
-    /// The link address for `destination` from `source`, if that needs no question
-    /// to the kernel. An answer that came no longer than `asked` ago counts even where it
-    /// is older than others may be.
+    /// Returns the link address for `destination` from `source`, if that needs no
+    /// question to the kernel. An answer that came no longer than `asked` ago counts even
+    /// if it is older than others may be.
     pub fn known(
         &mut self,
         destination: IpAddr,
@@ -303,8 +302,8 @@ impl Routes {
         }
     }
 
-    /// The way to `destination` for a connection, from `source` if it has one. `hint`: the
-    /// link address that a segment came from which is answered.
+    /// Returns the path to `destination` for a connection, from `source` if it has one.
+    /// `hint`: the link address of the segment that is being answered.
     pub fn neighbour(
         &mut self,
         destination: IpAddr,
@@ -480,7 +479,8 @@ impl Routes {
         ))
     }
 
-    /// The next hop of this address, as the kernel says or has said lately.
+    /// Returns the next hop of this address, as the kernel reports it or reported it
+    /// lately.
     fn hop(&mut self, next: IpAddr, now: Instant) -> Result<Hop, OverBudget> {
         let kept = self.hops.get(&next).copied();
         let lasts = |it: &Hop| it.expires > now;
@@ -529,7 +529,7 @@ impl Way {
     }
 }
 
-/// Whether an address is on the link whatever the routes say.
+/// Returns true for an address that is on the link whatever the routes are.
 fn is_link_local(address: IpAddr) -> bool {
     matches!(address, IpAddr::V6(v6) if v6.is_unicast_link_local())
 }

@@ -21,8 +21,8 @@ use tidewall_wire::{ipv4, ipv6};
 
 use long::LongCounts;
 
-/// Payloads longer than this have their checksum computed by the device where
-/// it can: below, asking costs more than computing.
+/// Payloads longer than this have their checksum computed by the device if it can: below,
+/// asking costs more than computing.
 const OFFLOAD_ABOVE: usize = 256;
 /// Offset of the checksum in a UDP header (RFC 768).
 const UDP_CHECKSUM_OFFSET: u16 = 6;
@@ -49,23 +49,23 @@ pub struct Transmitter {
     free: Vec<Frame>,
     /// Frames that it began with.
     pool: usize,
-    /// The way back of frames that queues have received, where this one sends those.
+    /// Returns received frames to their queues, if this transmitter sends them.
     origins: Option<Origin>,
     mac: MacAddress,
     /// IP datagram bytes that a frame holds, and that the link carries.
     mtu: usize,
     link_mtu: usize,
-    /// Frames that the device has not taken yet, and packets that long segments were cut into
-    /// since the last flush.
+    /// Frames that the device has not accepted yet, and packets that long segments were
+    /// split into since the last flush.
     waiting: u32,
-    /// Frames given to it since those that it has sent were last taken back.
+    /// Frames given to it since its sent frames were last reclaimed.
     since_reclaim: u32,
     sent: Arc<AtomicU64>,
     /// Those of them whose checksum was left to the device.
     offloaded: u64,
     no_frame: u64,
     long: LongCounts,
-    /// A packet that is longer than a frame, while it is sent.
+    /// A packet longer than a frame, while it is being sent.
     beyond_frame: Vec<u8>,
 }
 
@@ -78,7 +78,7 @@ struct Origin {
     handed: usize,
 }
 
-/// A received segment, to be sent on where it lies.
+/// A received segment to be forwarded in place.
 pub struct Forwarded<'a> {
     /// The frame that holds the segment.
     pub frame: Frame,
@@ -143,8 +143,8 @@ impl Transmitter {
         transmitter
     }
 
-    /// Sends as an interface of this link address, and datagrams no longer than
-    /// its `mtu`, or a frame, allows.
+    /// Sets the link address to send from, and the longest datagram: its `mtu`, or what a
+    /// frame allows.
     pub fn set_link(&mut self, mac: MacAddress, mtu: usize) {
         let headroom = usize::from(self.device.headroom());
         self.mac = mac;
@@ -166,7 +166,7 @@ impl Transmitter {
         }
     }
 
-    /// Datagrams sent, for those who watch without the lock.
+    /// Returns the number of datagrams sent, for readers without the lock.
     pub fn sent(&self) -> Arc<AtomicU64> {
         self.sent.clone()
     }
@@ -293,7 +293,7 @@ impl Transmitter {
         });
     }
 
-    /// Queues a received segment where it lies, with new headers.
+    /// Queues a received segment in place, with new headers.
     ///
     /// # Errors
     /// With the frame: EMSGSIZE, EAFNOSUPPORT, and ENOBUFS when the ring is full.
@@ -372,7 +372,7 @@ impl Transmitter {
         Ok(())
     }
 
-    /// The sum of what is in the pieces that hang on a frame.
+    /// Returns the checksum of the pieces attached to a frame.
     #[cold]
     fn sum_behind(&self, frame: &Frame) -> Sum {
         let (mut sum, mut at) = (Sum::ZERO, 0);
@@ -452,7 +452,7 @@ impl Transmitter {
         BURST.saturating_sub(self.waiting)
     }
 
-    /// Sends of what was queued a burst, and says what is left.
+    /// Sends a burst of the queued frames, and returns what is left.
     pub fn flush(&mut self) -> io::Result<Flushed> {
         let flushed = self.device.flush()?;
         self.waiting = flushed.left;

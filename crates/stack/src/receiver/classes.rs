@@ -18,7 +18,7 @@ pub struct TrafficClass {
     /// put them on the class's queue; on one that cannot, the sender must
     /// (see [`crate::StackHandle::warnings`]).
     pub ports: Vec<u16>,
-    /// Largest Bp of its queue, frames a round, 2 to 3000; `None`: as the stack.
+    /// Largest Bp of its queue, in frames per round, 2 to 3000; `None`: as the stack.
     pub budget: Option<u32>,
 }
 

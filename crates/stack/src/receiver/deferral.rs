@@ -22,7 +22,7 @@ const LOOK_EVERY: Duration = Duration::from_millis(100);
 /// Kernel frames per stack frame from which the interrupt is left to the kernel.
 const KERNELS: u64 = 8;
 
-/// Whether interrupts are deferred, and what it takes that they are.
+/// Whether interrupts are deferred, and the number of frames that defers them.
 #[derive(Debug)]
 pub struct Deferral {
     deferred: AtomicBool,
@@ -155,7 +155,7 @@ impl DeferralWatch {
             return;
         }
         if core.receiver.architecture.has_threads() {
-            // They say so themselves.
+            // The threads poll their devices themselves.
             self.next = None;
             return;
         }

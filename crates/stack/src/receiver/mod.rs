@@ -51,12 +51,13 @@ pub use wake_up::WakeUp;
 /// A sleeper looks again after this long while the driver may have lost frames
 /// whose credit is still out.
 const RECONCILE_AFTER: Duration = Duration::from_millis(1);
-/// So many times what a wake-up takes others' frames must have come more slowly before
-/// that is believed: senders pause. To sleep in each pause costs a wake-up and falling
-/// asleep again; not to sleep after a flood costs the time of so many, once.
+/// Factor, over the time of a wake-up, for the interval of others' frames that is taken
+/// as the end of a flood: senders pause. Sleeping in each pause costs a wake-up and
+/// falling asleep again. Not sleeping after a flood costs the time of so many wake-ups,
+/// once.
 const FLOOD_HYSTERESIS: u32 = 50;
-/// So many frames of others while a thread falls asleep and is woken are a flood: it
-/// had better not sleep.
+/// Frames for others that make a flood, if they come while a thread falls asleep and is
+/// woken. The thread should not sleep then.
 const FLOOD: f64 = 4.0;
 /// Looks in a row that find frames although no thread slept in between. After so many the
 /// device is polled: it interrupts more often than we work.
@@ -64,8 +65,8 @@ const LOOKS_BEFORE_POLLING: u32 = 3;
 /// Looks in a row that follow each other sooner than a sleeper would be woken. After so
 /// many it is polled, too: a thread that looks so often does not mean to sleep.
 const CLOSE_LOOKS: u32 = 64;
-/// Waits between two that begin with polling, where that never pays: it costs next to
-/// nothing then.
+/// Most waits between two that begin with polling, if polling never pays: it costs next
+/// to nothing then.
 const SPIN_SKIP_MAX: u32 = 64;
 /// Polls in a row that find frames, after which the load is taken to persist.
 const LOADED_POLLS: u32 = 64;
@@ -156,7 +157,7 @@ impl QueueHandle {
         }
     }
 
-    /// Notes who polls the device.
+    /// Notes which party polls the device.
     fn note_napi(&self, napi: NapiState) {
         if napi.polled_by_others != self.polled_by_others.load(Ordering::Relaxed) {
             self.polled_by_others
@@ -214,10 +215,10 @@ pub struct Receiver {
     pub reserved: Reserved,
 }
 
-/// When a wait begins with polling: where something was sent since the last one, an
-/// answer may be what is waited for. Whether that pays is known from the polling itself.
-/// How long a sleeper waited says nothing of it: that includes falling asleep and being
-/// woken, which may take longer than the answer.
+/// Decides when a wait begins with polling: if something was sent since the last one, the
+/// wait may be for an answer. The polling itself shows whether that pays. The length of
+/// an earlier sleep does not show it. That includes falling asleep and being woken, which
+/// may take longer than the answer.
 pub struct Spin {
     /// How long it polls.
     pub most: Duration,
@@ -240,7 +241,7 @@ impl Spin {
         }
     }
 
-    /// True when a wait is to begin with polling; `sent`: frames sent so far.
+    /// Returns true when a wait should begin with polling; `sent`: frames sent so far.
     pub fn begins(&self, sent: u64) -> bool {
         if self.most.is_zero() || self.sent_before.swap(sent, Ordering::Relaxed) == sent {
             return false;
@@ -276,7 +277,7 @@ impl Spin {
 struct Looks {
     /// That found frames, in a row.
     found: AtomicU32,
-    /// That came sooner than a wake-up takes after the one before, in a row.
+    /// Looks in a row that came sooner after the one before than a wake-up takes.
     close: AtomicU32,
     /// Time of the last one, ns since the start.
     last: AtomicU64,
@@ -301,7 +302,8 @@ impl Looks {
         count(&self.close, Duration::from_nanos(since) < wake_up.time());
     }
 
-    /// True when looks come, or find frames, so often that the device is better polled.
+    /// Returns true when looks come, or find frames, so often that polling the device is
+    /// better.
     fn are_busy(&self) -> bool {
         self.found.load(Ordering::Relaxed) >= LOOKS_BEFORE_POLLING
             || self.close.load(Ordering::Relaxed) >= CLOSE_LOOKS
@@ -322,7 +324,7 @@ struct Load {
 }
 
 impl Load {
-    /// True from the poll that shows it until [`Load::end`].
+    /// Returns true from the poll that shows it until [`Load::end`].
     fn persists(&self) -> bool {
         self.polls.load(Ordering::Relaxed) >= LOADED_POLLS
             || self.frames.load(Ordering::Relaxed) >= LOADED_FRAMES

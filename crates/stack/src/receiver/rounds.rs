@@ -21,7 +21,7 @@ pub struct Progress {
     /// Receive control forbade a queue to take anything.
     pub stopped: bool,
     /// A class was not polled because one above is active, or the reserved queue because
-    /// the flood goes on.
+    /// the flood continues.
     pub held: bool,
     /// The stack's time when it ended.
     pub ended: Duration,
@@ -41,8 +41,8 @@ impl Progress {
     }
 }
 
-/// Channels that got frames; kept so that a round allocates nothing. A thread that is
-/// ending has lost it, and allocates.
+/// Channels that received frames; kept so that a round allocates nothing. A thread that
+/// is ending has lost it, and allocates.
 struct Ready {
     channels: Vec<u16>,
 }
@@ -68,7 +68,7 @@ impl Drop for Ready {
     }
 }
 
-/// Why a thread wants what has come.
+/// The reason for which a thread polls.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Caller {
     /// It will sleep on the devices if there is nothing.
@@ -93,7 +93,7 @@ enum Way {
 }
 
 impl Receiver {
-    /// True while a device has to be polled for what it has, or had something.
+    /// Returns true while a device has to be polled for what it has, or had something.
     pub fn is_polling(&self) -> bool {
         self.queues.iter().any(|queue| {
             if queue.delivers {
@@ -111,12 +111,12 @@ impl Receiver {
         self.queues.iter().map(due).min().unwrap_or(NEVER)
     }
 
-    /// True when a poll will be due.
+    /// Returns true when a poll will be due.
     pub fn will_be_due(&self) -> bool {
         self.due() < DELIVER_FIRST
     }
 
-    /// True where no poll is to be made before what waits is delivered.
+    /// Returns true if waiting frames must be delivered before the next poll.
     pub fn delivers_first(&self) -> bool {
         self.due() == DELIVER_FIRST
     }
@@ -143,8 +143,8 @@ impl Receiver {
     }
 
     /// As [`Receiver::poll_if_due`], by a call that has delivered `step` frames since it
-    /// looked. Returns how many more until it looks again: twice as many, where four times
-    /// the time is left.
+    /// looked. Returns how many more it delivers before it looks again. That is twice as
+    /// many, if four times the time is left.
     ///
     /// # Errors
     /// As there.
@@ -340,7 +340,7 @@ impl Receiver {
                     queue.load.end();
                     let round = poller.round(Interrupt::Armed, &mut ready.channels);
                     progress.ended = core.now();
-                    // One that used up its budget goes on in softirq.
+                    // A poll that used up its budget continues in softirq.
                     let full = !matches!(&round, Ok(round) if round.driven < POLL_MAX.into());
                     queue.masked.store(full, Ordering::Relaxed);
                     queue.due.store(NEVER, Ordering::Relaxed);
@@ -439,8 +439,8 @@ impl Receiver {
         let mut round = poller.round(Interrupt::Masked, &mut ready.channels)?;
         let full = round.exhausted || round.frames >= MANY;
         if polls && coalesces && full && poller.set_moderation(InterruptModeration::BusyPoll) {
-            // The timer that runs is the short one, and what has come takes
-            // longer than that: another poll starts it anew.
+            // The running timer is the short one, and processing these frames takes
+            // longer than that: another poll restarts it.
             if let Ok(second) = poller.round(Interrupt::Masked, &mut ready.channels) {
                 self.control(core.now(), queue, poller, &round.seen(), false);
                 round = Round {
@@ -462,8 +462,8 @@ impl Receiver {
         Ok((round, ended))
     }
 
-    /// Tells receive control of a round that ended at `now`. True when it forbids the
-    /// queue to take anything.
+    /// Reports a round that ended at `now` to receive control. Returns true when it
+    /// forbids the queue to accept anything.
     fn control(
         &self,
         now: Duration,
@@ -488,8 +488,8 @@ impl Receiver {
         poller.is_stopped()
     }
 
-    /// How a poller that found nothing is to wait: as the most impatient queue
-    /// wants.
+    /// Returns how a poller that found nothing waits: as the most impatient queue
+    /// requires.
     pub fn waiting(&self) -> Waiting {
         let waits = |queue: &QueueHandle| match queue.polled_by_others.load(Ordering::Relaxed) {
             true => 0,
@@ -503,12 +503,11 @@ impl Receiver {
         ))
     }
 
-    /// Before a sleep that only the device ends: it may interrupt after
-    /// `interval`. True when a timer runs that is not that long: only another poll
-    /// makes it so.
+    /// Prepares a sleep that only the device ends: it may interrupt after `interval`.
+    /// Returns true when a timer of another length runs: only another poll changes it.
     pub(super) fn set_interrupt_interval(&self, interval: Duration) -> bool {
         if self.architecture.has_threads() || interval.is_zero() {
-            // Theirs to say, or said by the last poll.
+            // Another party sets it, or the last poll did.
             return false;
         }
         let mut changed = false;
@@ -533,7 +532,7 @@ impl Receiver {
         self.coalesces() && !batches.is_multiple_of(TIMER_BATCHES)
     }
 
-    /// True while the device may interrupt only when its timer expires.
+    /// Returns true while the device may interrupt only when its timer expires.
     fn coalesces(&self) -> bool {
         matches!(self.waiting(), Waiting::Sleep(interval) if !interval.is_zero())
     }

@@ -3,8 +3,8 @@
 use super::*;
 use crate::core::Core;
 
-/// When to look again at a device that has frames and no room for more, or frames of
-/// another's to give back.
+/// The pause before the next look at a device that has frames and no room for more, or
+/// another device's frames to return.
 const SEND_AGAIN: Duration = Duration::from_millis(1);
 /// When to look again at a device that is down.
 const DOWN: Duration = Duration::from_millis(100);

@@ -30,7 +30,7 @@ const ROUNDS_FOR_OTHERS: u32 = 16;
 const SEND_AGAIN: Duration = Duration::from_millis(1);
 
 impl Receiver {
-    /// Sleeps until one of `sockets` has input, or the deadline. True when one
+    /// Sleeps until one of `sockets` has input, or the deadline. Returns true when one
     /// has.
     pub fn sleep(
         &self,
@@ -100,9 +100,9 @@ impl Receiver {
         }
     }
 
-    /// Polls before a sleep for `most`, no longer than that may pay ([`Spin`]), and returns
-    /// whether and after how long something
-    /// came. The caller has entered no wait queue for it.
+    /// Polls before a sleep for `most`, no longer than may pay ([`Spin`]). Returns
+    /// whether and after how long a frame came. The caller has entered no wait queue for
+    /// it.
     fn poll_before_sleep(
         &self,
         core: &Core,
@@ -287,8 +287,8 @@ impl Receiver {
         }
     }
 
-    /// True where there is nothing for a thread that waits to poll: threads receive, or the
-    /// interface is no more.
+    /// Returns true if a waiting thread has nothing to poll: threads receive, or the
+    /// interface is gone.
     fn has_no_device(&self, core: &Core) -> bool {
         self.architecture.has_threads() || core.netdev.is_gone()
     }

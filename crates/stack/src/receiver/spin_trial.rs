@@ -82,7 +82,7 @@ struct State {
     pace: Pace,
 }
 
-/// When the polls of waits found what was waited for, as far as they did.
+/// The times at which polls of waits found what they waited for.
 #[derive(Debug, Default)]
 struct Gaps {
     found: [u32; STEPS],
@@ -126,7 +126,8 @@ struct Pace {
 }
 
 impl Pace {
-    /// One more at `now`. True where they come twice as often as usual or half as often.
+    /// Notes one more wait at `now`. Returns true if they come twice or half as often as
+    /// usual.
     fn has_changed(&mut self, now: Duration) -> bool {
         if self.waits == 0 {
             self.began = now;

@@ -27,12 +27,12 @@ use crate::core::Core;
 /// The device's timer (5 ms), which would have it polled in softirq, restarts with each
 /// poll.
 const KEEPS_MASKED: Duration = Duration::from_millis(4);
-/// How long a flood is taken to go on after it was seen: many such polls.
+/// The time for which a flood is assumed to continue after it was seen: many such polls.
 const FLOOD_LASTS: u64 = 50_000_000;
 /// The cost of a frame while no poll has taken any, ns. An application that never empties
 /// its channel makes none, and nothing shows what the kernel's interrupts cost it.
 pub const UNMEASURED: f64 = 400.0;
-/// How often it is looked who is flooded, while frames come.
+/// Interval of the looks for a flooded port, while frames come.
 const LOOK_EVERY: Duration = Duration::from_millis(25);
 
 /// The queue that a flooded port has for itself, as rounds see it.
@@ -46,7 +46,7 @@ pub struct Reserved {
     share: AtomicU32,
     /// When the queue was last polled, ns since the start.
     polled: AtomicU64,
-    /// The flood is taken to go on until then, ns since the start.
+    /// The flood is assumed to continue until then, in ns since the start.
     flooded_until: AtomicU64,
     /// Frames that the channel had dropped there at the last poll.
     dropped: AtomicU64,
@@ -92,7 +92,7 @@ impl Reserved {
         share.due(began, ended)
     }
 
-    /// The flood goes on at `now`, ns.
+    /// Notes that the flood continues at `now`, in ns.
     fn note_flood(&self, now: u64) {
         let until = now.saturating_add(FLOOD_LASTS);
         self.flooded_until.store(until, Ordering::Relaxed);
@@ -100,8 +100,8 @@ impl Reserved {
 }
 
 impl Receiver {
-    /// Whether a moved port is flooded. No device is armed then: interrupts of its queue
-    /// would never end, and the flood would cost what it is to be spared.
+    /// Returns whether a moved port is flooded. No device is armed then. Interrupts of
+    /// its queue would never end, and would bring back the cost of the flood.
     pub(super) fn holds_flood(&self, now: Duration) -> bool {
         let reserved = &self.reserved;
         reserved.get().is_some()
@@ -192,7 +192,8 @@ pub struct SteeringWatch {
 }
 
 impl SteeringWatch {
-    /// `adaptor`: what steers; none where nothing may.
+    /// Creates a watch. `adaptor`: the means of steering; `None` if steering is not
+    /// allowed.
     pub fn new(adaptor: Option<Box<dyn Adaptor>>) -> Self {
         SteeringWatch {
             adaptor,

@@ -39,7 +39,7 @@ impl Default for WakeUp {
 impl WakeUp {
     /// Measures it, in about a millisecond.
     pub fn measure() -> Self {
-        // A thread of its own, since a thread's timer slack stays with it.
+        // A separate thread, since a thread's timer slack stays with it.
         let measured = std::thread::spawn(|| {
             let _ = rustix::thread::set_current_timer_slack(NonZeroU64::new(1));
             let mut late = [Duration::ZERO; TIMES];
@@ -57,14 +57,14 @@ impl WakeUp {
         WakeUp { late, work }
     }
 
-    /// How much longer than asked for a sleep is. The measure for what waits: who would be
-    /// answered sooner had better not sleep.
+    /// Returns by how much a sleep is longer than requested. It is the measure for
+    /// waiting: a thread that would be answered sooner should not sleep.
     pub fn time(self) -> Duration {
         self.late
     }
 
-    /// The processor time that a sleep takes. The measure for polling in its place: who
-    /// polls for longer pays for what the sleep would have given to others.
+    /// Returns the processor time that a sleep takes. It is the measure for polling
+    /// instead: a longer poll costs what the sleep would have given to other threads.
     pub fn work(self) -> Duration {
         self.work
     }

@@ -39,7 +39,7 @@ pub struct SwitchSnapshot {
 pub struct SwitchMember {
     /// Its address and port.
     pub address: String,
-    /// It takes part in new connections.
+    /// It accepts new connections.
     pub up: bool,
     /// Connections on which frames flow to it, of those that were examined.
     pub open: u64,
@@ -75,11 +75,11 @@ pub struct CellSwitchPort {
     pub interface: String,
     /// The kind of its packets: `frame` or `cell`.
     pub mode: String,
-    /// Cells that wait for it, of each priority.
+    /// Cells that wait for it, by priority.
     pub waiting: Vec<u64>,
     /// Cells that each of its queues holds.
     pub queue: u64,
-    /// Its side of signalling, `network` or `user`; `None` where it does not signal.
+    /// Its side of signalling, `network` or `user`; `None` if it does not signal.
     #[serde(default)]
     pub side: Option<String>,
     /// Its signalling link is up.
@@ -107,7 +107,7 @@ pub struct CellRoute {
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[non_exhaustive]
 pub struct SwitchedCall {
-    /// The caller's number, where it leads to the caller.
+    /// The caller's number, if it leads to the caller.
     pub calling: Option<String>,
     /// The number that is called.
     pub called: String,

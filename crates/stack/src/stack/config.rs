@@ -88,20 +88,20 @@ impl EmbeddedConfig {
 
     // ---- The device ---------------------------------------------------------
 
-    /// Receive queues of the interface, all of which are taken, 1 to 8. 0, which is the
-    /// default: as many as it has, 8 at most.
+    /// Sets the number of receive queues, 1 to 8; the stack takes all queues of the
+    /// interface. 0, which is the default: as many as it has, 8 at most.
     ///
-    /// Why: an interface with more than 8 must have fewer first
-    /// (`ethtool -L IF combined 8`). Wrong: EINVAL names how many there are; `stat`:
-    /// `no-socket` grows where queues were added later.
+    /// Why: an interface with more than 8 must have fewer first (`ethtool -L IF combined
+    /// 8`). Wrong: EINVAL names how many there are; `stat`: `no-socket` grows if queues
+    /// were added later.
     #[must_use]
     pub fn queues(mut self, queues: u32) -> Self {
         self.queues = queues;
         self
     }
 
-    /// Frames of memory a queue, 2 KiB each (4 KiB where the MTU or zero-copy mode needs
-    /// it); a power of two from 4096. 8192 by default.
+    /// Sets the frames of memory per queue, 2 KiB each (4 KiB if the MTU or zero-copy
+    /// mode needs it); a power of two from 4096. 8192 by default.
     ///
     /// Why: many sockets with long queues. Wrong: `stat`: `copied-out` or
     /// `application-full` grows.
@@ -140,8 +140,8 @@ impl EmbeddedConfig {
         self
     }
 
-    /// Receive control policy, which sets Bp (frames a round) and T (least time between
-    /// two interrupts). [`PolicyKind::Adaptive`] by default.
+    /// Sets the receive control policy, which sets Bp (frames per round) and T (least
+    /// time between two interrupts). [`PolicyKind::Adaptive`] by default.
     ///
     /// Why: to compare. Wrong: `stat --watch`: the mode alternates, or the device's ring
     /// overflows.
@@ -151,8 +151,9 @@ impl EmbeddedConfig {
         self
     }
 
-    /// Largest Bp, frames a round, [`BUDGET_MIN`] to [`BUDGET_MAX`]; of `napi` the Bp.
-    /// `None`, which is the default: 3000, or 256 where the receiver polls for itself.
+    /// Sets the largest Bp, in frames per round, [`BUDGET_MIN`] to [`BUDGET_MAX`]; for
+    /// `napi` the Bp. `None`, which is the default: 3000, or 256 if the receiver polls
+    /// for itself.
     ///
     /// Why: a round takes too long for other queues or classes. Wrong: classes below the
     /// first starve.
@@ -178,11 +179,11 @@ impl EmbeddedConfig {
         self
     }
 
-    /// Traffic classes, as many as receive queues at most: the first comes on queue 0
-    /// and is polled first. None by default: all queues are equal.
+    /// Sets the traffic classes, at most as many as receive queues: frames of the first
+    /// come on queue 0 and are polled first. None by default: all queues are equal.
     ///
     /// Why: one service must keep its rate while another is flooded. Wrong: the flooded
-    /// class delays the others; `doctor` says whether flows can be steered.
+    /// class delays the others; `doctor` reports whether flows can be steered.
     #[must_use]
     pub fn classes(mut self, classes: impl Into<Vec<TrafficClass>>) -> Self {
         self.receiving.classes = classes.into();
@@ -210,12 +211,12 @@ impl EmbeddedConfig {
         self
     }
 
-    /// Whether a UDP port that is flooded may be given the last receive queue for itself,
-    /// by the card's own rules, while the flood lasts. True by default; it takes two queues
-    /// and a card with ntuple rules, and no traffic classes.
+    /// Sets whether a flooded UDP port may get the last receive queue for itself, by the
+    /// card's own rules, while the flood lasts. True by default. It needs two queues and
+    /// a card with ntuple rules, and no traffic classes.
     ///
-    /// Why: the card's rules are another program's to set. Wrong: a flood at one port
-    /// costs the others; the warnings say that the device cannot steer.
+    /// Why: another program sets the card's rules. Wrong: a flood at one port costs the
+    /// others; the warnings report that the device cannot steer.
     #[must_use]
     pub fn steer(mut self, steers: bool) -> Self {
         self.steers = steers;
@@ -268,7 +269,8 @@ impl EmbeddedConfig {
 
     // ---- The operator -------------------------------------------------------
 
-    /// Serve `tidewall stat` and `tidewall trace` for this process. True by default.
+    /// Sets whether this process serves `tidewall stat` and `tidewall trace`. True by
+    /// default.
     ///
     /// Why: a process that may not write to `/run`. Wrong: `stat` does not list it.
     #[must_use]
@@ -277,7 +279,8 @@ impl EmbeddedConfig {
         self
     }
 
-    /// The adaptor that gives a flooded port a queue of its own; `None` where none may.
+    /// Returns the adaptor that gives a flooded port a separate queue; `None` if that is
+    /// not allowed.
     pub(super) fn adaptor(&self, restorer: &Restorer) -> Option<Box<dyn Adaptor>> {
         let receiving = &self.receiving;
         if !self.steers || !receiving.classes.is_empty() || receiving.architecture.has_threads() {

@@ -18,8 +18,8 @@ pub struct MemoryConfig {
 }
 
 impl StackHandle {
-    /// A stack on one end of an in-memory link: no privileges, no kernel, and
-    /// whatever clock the link has.
+    /// Starts a stack on one end of an in-memory link: no privileges, no kernel, and the
+    /// link's clock.
     ///
     /// # Errors
     /// ENOMEM.

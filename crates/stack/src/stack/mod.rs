@@ -370,7 +370,7 @@ impl StackHandle {
         let _ = self.core().unprotected.set(list);
     }
 
-    /// True once the interface is no more.
+    /// Returns true once the interface is gone.
     pub fn interface_is_gone(&self) -> bool {
         self.core().netdev.is_gone()
     }
@@ -473,7 +473,7 @@ pub struct Start<'a> {
     pub timers: &'a Timers,
     /// The pending output of the stack.
     pub output: &'a Arc<Output>,
-    /// The thread that sees to sockets while the application is elsewhere.
+    /// The thread that serves sockets while the application is elsewhere.
     pub helper: &'a Arc<Helper>,
     /// Returns TCP's kernel parameters.
     pub sysctl: Sysctl,

@@ -54,7 +54,7 @@ impl ReceiveControl {
     }
 }
 
-/// Limits of a queue, whose traffic class may have a budget of its own.
+/// Returns the limits of a queue, whose traffic class may have a separate budget.
 pub(super) fn of_queue(limits: Limits, class_budget: Option<u32>, wake_up: Duration) -> Limits {
     Limits {
         budget: class_budget.unwrap_or(limits.budget),

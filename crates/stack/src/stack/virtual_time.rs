@@ -27,7 +27,7 @@ impl StackHandle {
         next.map(|left| now + left)
     }
 
-    /// The time on the stack's clock that an [`Instant`] it has given stands for.
+    /// Returns the time on the stack's clock for an [`Instant`] that the stack returned.
     pub fn age_at(&self, instant: Instant) -> Duration {
         instant.saturating_duration_since(self.core().clock.origin())
     }

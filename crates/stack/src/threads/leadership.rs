@@ -52,12 +52,12 @@ impl Leadership {
         self.lead(waker)
     }
 
-    /// True while a thread leads.
+    /// Returns true while a thread leads.
     pub fn is_taken(&self) -> bool {
         self.led_by.load(Ordering::Relaxed) != 0
     }
 
-    /// True while the caller leads: another may have taken the lead over.
+    /// Returns true while the caller leads: another may have taken the lead over.
     pub fn is_led_by(&self, waker: &Arc<Waker>) -> bool {
         self.led_by.load(Ordering::Relaxed) == address(waker)
     }
@@ -90,7 +90,8 @@ impl Leadership {
         true
     }
 
-    /// True if another sleeper of no lower priority has been woken and has not looked yet.
+    /// Returns true if another sleeper of no lower priority has been woken and has not
+    /// looked yet.
     pub fn has_woken_another(&self, waker: &Arc<Waker>) -> bool {
         self.sleepers().is_other_signalled(waker)
     }
@@ -102,8 +103,8 @@ impl Leadership {
         self.pass_on(waker);
     }
 
-    /// The caller leads no more, and a higher sleeper is woken to lead. False where there is
-    /// none: nothing changes.
+    /// Gives up the caller's lead, and wakes a higher sleeper to lead. Returns false
+    /// without a higher one: nothing changes.
     pub fn give_way(&self, waker: &Arc<Waker>) -> bool {
         let gives_way = self.sleepers().has_higher(waker);
         if gives_way {

@@ -52,7 +52,8 @@ pub trait Waitable {
         -1
     }
 
-    /// The descriptor that this sleeper polls: where several do, one may be enough.
+    /// Returns the descriptor that this sleeper polls: if several threads sleep, one of
+    /// them may be enough.
     fn descriptor_for(&self, _waker: &Arc<Waker>) -> i32 {
         self.kernel_descriptor()
     }
@@ -68,7 +69,7 @@ pub trait Waitable {
 #[derive(Debug)]
 struct WaitEntry {
     waker: Arc<Waker>,
-    /// It takes what it is woken for, so that one of its kind is enough (Linux's
+    /// It consumes the event that wakes it, so one such thread is enough (Linux's
     /// WQ_FLAG_EXCLUSIVE).
     exclusive: bool,
 }
@@ -80,9 +81,9 @@ impl WaitEntry {
     }
 }
 
-/// The list of threads that sleep on one thing.
+/// The list of threads that sleep on one object.
 ///
-/// Its length is kept beside it, where there is room for one: sockets are many.
+/// Its length is kept beside it, in a field with room for it: sockets are many.
 #[derive(Default)]
 pub struct ThreadList(
     // A pointer: no thread sleeps on most sockets.
@@ -92,7 +93,7 @@ pub struct ThreadList(
 /// Threads that sleep on one thing.
 #[derive(Clone, Copy)]
 pub struct Sleepers<'a> {
-    /// How many there are; read without the lock by those who wake.
+    /// Their number; wakers read it without the lock.
     pub count: &'a AtomicU32,
     /// The threads.
     pub threads: &'a ThreadList,
@@ -129,7 +130,7 @@ impl Sleepers<'_> {
         self.count.load(Ordering::Relaxed) == 0
     }
 
-    /// Calls `each` with the threads, unless there are none. True if there are.
+    /// Calls `each` with the threads, unless there are none. Returns true if there are.
     fn with_threads(self, each: impl FnOnce(&[WaitEntry])) -> bool {
         if self.is_empty() {
             return false;
@@ -167,8 +168,8 @@ impl Sleepers<'_> {
         })
     }
 
-    /// Wakes one thread, whatever it waits for, to run the protocol. False when no
-    /// thread waits.
+    /// Wakes one thread, whatever it waits for, to run the protocol. Returns false when
+    /// no thread waits.
     pub fn wake_any(self) -> bool {
         self.with_threads(|threads| {
             if !threads.iter().any(|entry| is_own(&entry.waker))
@@ -190,7 +191,7 @@ impl Sleepers<'_> {
         });
     }
 
-    /// True if a thread that has not resigned has a higher priority than `waker`.
+    /// Returns true if a thread that has not resigned has a higher priority than `waker`.
     fn has_higher(self, waker: &Arc<Waker>) -> bool {
         let mut has = false;
         self.with_threads(|threads| {
@@ -202,7 +203,8 @@ impl Sleepers<'_> {
         has
     }
 
-    /// True if a thread of no lower priority than `waker` has been woken and has not looked yet.
+    /// Returns true if a thread of no lower priority than `waker` has been woken and has
+    /// not looked yet.
     fn is_other_signalled(self, waker: &Arc<Waker>) -> bool {
         let mut signalled = false;
         self.with_threads(|threads| {

@@ -39,7 +39,8 @@ impl Waker {
         })
     }
 
-    /// Notes the calling thread's priority, whose waker this is. True where it has changed.
+    /// Notes the priority of the calling thread, which owns the waker. Returns true if it
+    /// has changed.
     pub fn note_priority(&self) -> bool {
         self.set_priority(own_priority())
     }
@@ -53,7 +54,7 @@ impl Waker {
         Priority::from_u8(self.priority.load(Ordering::Relaxed))
     }
 
-    /// Wakes it. False when it has been woken and has not looked yet.
+    /// Wakes it. Returns false when it has been woken and has not looked yet.
     pub fn wake(&self) -> bool {
         let first = !self.signalled.swap(true, Ordering::SeqCst);
         if first {
@@ -70,16 +71,16 @@ impl Waker {
         self.event.descriptor()
     }
 
-    /// Takes the signal back; look for what it was about afterwards, since one
-    /// that comes meanwhile is taken back too.
+    /// Clears the signal. Look for the event afterwards, since a signal that comes
+    /// meanwhile is cleared too.
     pub fn clear(&self) {
         self.event.clear();
         // A full barrier: what is looked at next is read after this is seen.
         self.signalled.swap(false, Ordering::SeqCst);
     }
 
-    /// As [`Waker::clear`], without a system call when there is nothing to take
-    /// back. A signal that is just being given may survive it.
+    /// As [`Waker::clear`], without a system call when there is no signal. A signal that
+    /// is just being sent may survive it.
     pub fn clear_if_signalled(&self) {
         if self.signalled.load(Ordering::Acquire) {
             self.clear();
@@ -177,7 +178,7 @@ impl Interrupter {
     }
 }
 
-/// The calling thread's waker; one descriptor a thread, made at first use. A
+/// Returns the calling thread's waker: one descriptor per thread, created at first use. A
 /// thread that is ending has lost it, and gets one for the call.
 pub fn thread_waker() -> io::Result<Arc<Waker>> {
     let known = WAKER.try_with(|slot| slot.borrow().clone());

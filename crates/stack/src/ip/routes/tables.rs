@@ -10,8 +10,8 @@ use super::Way;
 use crate::core::Core;
 use crate::lock::lock;
 
-/// Routes of a table that is read. Reading more, at each of the changes that a router
-/// hears of, would cost more than questions do.
+/// Routes of a table that is read. Reading more, at each change that a router reports,
+/// would cost more than questions do.
 const MOST: usize = 16_384;
 /// Tables are read again no earlier than after so many times what reading took.
 const PAUSE: u32 = 20;
@@ -20,8 +20,8 @@ const PAUSE: u32 = 20;
 #[derive(Debug)]
 pub(super) struct Tables {
     routing: Routing,
-    /// The source that the kernel chooses over IPv4 where a route names none, by the
-    /// number of the route.
+    /// The source that the kernel chooses over IPv4 if a route names none, by the number
+    /// of the route.
     sources: HashMap<u32, IpAddr>,
 }
 
@@ -94,7 +94,7 @@ impl TablesReader {
         }
     }
 
-    /// How long until they are to be read; `None`: they have not changed.
+    /// Returns the time until they are to be read; `None`: they have not changed.
     pub fn timeout(&self) -> Option<Duration> {
         let left = self.earliest.saturating_duration_since(Instant::now());
         self.changed.then_some(left)
@@ -107,7 +107,7 @@ impl TablesReader {
             return;
         }
         self.changed = false;
-        // A socket of its own: one whose dump was given up is of no use.
+        // A separate socket: one whose dump was interrupted is of no use.
         let routing = Rtnetlink::open().and_then(|mut it| it.routing(MOST)).ok();
         lock(&core.ip.routes).set_tables(routing);
         let ended = Instant::now();

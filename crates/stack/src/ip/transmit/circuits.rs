@@ -13,7 +13,7 @@ use tidewall_wire::ethernet::{EtherType, HEADER_LEN, Header, MacAddress};
 
 use super::Transmitter;
 
-/// A received frame of a circuit, to be sent on where it lies.
+/// A received frame of a circuit to be forwarded in place.
 pub struct Relabelled {
     /// The frame that holds the packet.
     pub frame: Frame,
@@ -74,11 +74,11 @@ impl Transmitter {
         Ok(())
     }
 
-    /// Queues a received frame of a circuit where it lies, with another label.
+    /// Queues a received frame of a circuit in place, with another label.
     ///
     /// # Errors
-    /// With the frame, as it was behind its Ethernet header: EMSGSIZE over the MTU and without
-    /// room for an Ethernet header, ENOBUFS when the ring is full.
+    /// With the frame, as it was behind its Ethernet header: EMSGSIZE over the MTU and
+    /// without room for an Ethernet header, ENOBUFS when the ring is full.
     pub fn relabel(&mut self, of: Relabelled) -> Result<(), (Frame, io::Error)> {
         let Relabelled {
             mut frame,
@@ -208,7 +208,7 @@ impl Transmitter {
         }
     }
 
-    /// As [`Transmitter::queue_labelled`], of what is longer than a frame of memory.
+    /// As [`Transmitter::queue_labelled`], for a frame longer than a memory frame.
     fn send_labelled<V>(
         &mut self,
         neighbour: MacAddress,

@@ -114,8 +114,8 @@ impl Transmitter {
         self.device.segmentation()
     }
 
-    /// Bytes of the longest IP datagram that a segment may be in: what is longer than a frame
-    /// leaves by [`Transmitter::send_long`], where anything does.
+    /// Returns the longest IP datagram that a segment may be in, in bytes. A longer one
+    /// than a frame leaves by [`Transmitter::send_long`], if the device has that.
     pub fn packet_max(&self) -> usize {
         match self.segmentation() {
             0 => self.mtu,
@@ -123,7 +123,8 @@ impl Transmitter {
         }
     }
 
-    /// True for a segment that may be longer than a frame, where the link's packets are.
+    /// Returns true for a segment that may be longer than a frame, on a link with such
+    /// packets.
     pub fn is_beyond_frame(&self, outgoing: &Outgoing<'_>) -> bool {
         self.link_mtu > self.mtu
             && outgoing.payload_len() + HEADERS_MAX > self.mtu

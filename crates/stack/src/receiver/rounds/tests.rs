@@ -63,8 +63,8 @@ fn one_round_serves_all_sockets_that_are_asked_in_turn() {
     assert_eq!(ask(&mut sockets[1]), 7);
 }
 
-/// The clock costs as much as a datagram: who has time left reads it less often, and
-/// polls when that is due all the same.
+/// Reading the clock costs as much as a datagram. A thread with time left reads it less
+/// often, and polls when that is due all the same.
 #[test]
 fn a_delivery_looks_less_often_while_a_poll_is_far() {
     let (_link, end, _other) = pair(LinkConfig::default()).unwrap();
