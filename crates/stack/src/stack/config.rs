@@ -100,8 +100,8 @@ impl EmbeddedConfig {
         self
     }
 
-    /// Sets the frames of memory per queue, 2 KiB each (4 KiB if the MTU or zero-copy
-    /// mode needs it); a power of two from 4096. 8192 by default.
+    /// Sets the frames of memory per queue: a power of two from 4096, 8192 by default. A
+    /// frame has 2 KiB, or 4 KiB if the MTU or zero-copy mode needs it.
     ///
     /// Why: many sockets with long queues. Wrong: `stat`: `copied-out` or
     /// `application-full` grows.
