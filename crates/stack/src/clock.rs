@@ -16,11 +16,11 @@ pub trait VirtualTime: Send + Sync {
     /// Time since any fixed moment.
     fn now(&self) -> Duration;
 
-    /// The calling thread has nothing to do until `sleep` is ready or its timeout
-    /// has passed on this clock; it may return earlier.
+    /// Blocks the calling thread until `sleep` is ready or its timeout has passed on this
+    /// clock; it may return earlier.
     ///
     /// # Errors
-    /// Any ends the call that sleeps with it; EINTR for a clock that moves no more.
+    /// Any error ends the call that sleeps; EINTR for a clock that no longer moves.
     fn sleep(&self, sleep: &Sleep<'_>) -> io::Result<()>;
 }
 
@@ -41,7 +41,7 @@ impl Sleep<'_> {
             && !fired.is_empty()
     }
 
-    /// How long it sleeps at most; `None`: until it is woken.
+    /// Returns the longest sleep; `None`: until it is woken.
     pub fn timeout(&self) -> Option<Duration> {
         self.timeout
     }
@@ -105,7 +105,7 @@ impl Clock {
 }
 
 impl Clock {
-    /// Now, for deadlines of calls that wait.
+    /// Returns the present time, for deadlines of calls that wait.
     pub fn instant_now(&self) -> Instant {
         match &self.source {
             Source::Real(_) | Source::Given(_) => Instant::now(),
@@ -123,7 +123,7 @@ impl Clock {
         }
     }
 
-    /// A time of the stack's clock.
+    /// Converts a time of the stack's clock.
     pub fn instant(&self, at: Duration) -> Instant {
         let origin = self.origin;
         origin.checked_add(at).unwrap_or(origin)

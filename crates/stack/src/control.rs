@@ -48,7 +48,7 @@ pub const DIRECTORY: &str = "/run/tidewall";
 const ABSTRACT: &str = "@tidewall/";
 /// Frames one trace may follow.
 pub const TRACE_LIMIT: u32 = 1_000;
-/// How long a trace waits for its frames.
+/// The time for which a trace waits for its frames.
 const TRACE_TIME: Duration = Duration::from_secs(2);
 /// Bytes of the longest request.
 const REQUEST_MAX: u64 = 256;
@@ -114,7 +114,7 @@ pub struct Trace {
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[non_exhaustive]
 pub struct Tuned {
-    /// Why nothing has changed, if so.
+    /// The reason, if nothing has changed.
     pub error: Option<String>,
     /// Receive control of each queue as it starts again.
     #[serde(default)]
@@ -127,11 +127,11 @@ pub struct Tuned {
 pub struct Operated {
     /// The change that was made, in words.
     pub done: Option<String>,
-    /// Why nothing was, if so.
+    /// The reason, if nothing was done.
     pub error: Option<String>,
 }
 
-/// The thread; dropping it ends it and removes the socket.
+/// The control thread; dropping it ends the thread and removes the socket.
 pub struct Control {
     path: Option<PathBuf>,
     /// Removes the socket, also when the process is killed.
@@ -252,7 +252,7 @@ fn serve(
         if fired.contains(&2)
             && let Some(stream) = listener.as_mut().and_then(Listener::accept)
         {
-            // A client that goes away in the middle is its own loss.
+            // A client that disconnects early loses only its own answer.
             let _ = answer(&stream, &core, stop);
         }
     }
@@ -382,7 +382,7 @@ fn verdict_name(verdict: u32) -> &'static str {
 /// that are gone.
 ///
 /// # Errors
-/// EACCES; a directory that is not there is no stacks.
+/// EACCES; without the directory there are no stacks.
 pub fn live() -> io::Result<Vec<PathBuf>> {
     let mut paths = abstract_names(&fs::read_to_string("/proc/net/unix").unwrap_or_default());
     let entries = match fs::read_dir(DIRECTORY) {
@@ -593,7 +593,7 @@ impl Limits {
     }
 }
 
-/// How long the answers to a question may take.
+/// The time that the answers to a question may take.
 const ANSWER_WITHIN: Duration = Duration::from_secs(10);
 /// Limit on the bytes of all answers to a question, so that no process fills the asking
 /// process's memory.

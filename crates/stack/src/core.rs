@@ -25,7 +25,7 @@ use crate::trace::TraceLog;
 
 /// The state that threads of the stack share.
 pub struct Core {
-    /// The process that it is in: in a forked child nothing of it is left.
+    /// The process that the stack belongs to: in a forked child nothing of it is left.
     pub process: Process,
     /// The queues, and the threads that poll them or sleep on them.
     pub receiver: Receiver,

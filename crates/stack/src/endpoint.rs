@@ -11,15 +11,15 @@ use crate::core::Core;
 /// The owner of a channel, and of at most one timer. It is a UDP socket, a circuit, a TCP
 /// listener, a TCP connection, or the channels that connections share.
 pub trait Endpoint: Any + Send + Sync {
-    /// Frames came to `channel`: one call for a run of them. Nothing is locked.
+    /// Called when frames came to `channel`: one call for a run of them. No lock is held.
     fn on_frames(self: Arc<Self>, core: &Core, channel: u16);
 
-    /// Frames came to `channel` that need wake no thread. Nothing is locked.
+    /// Called when frames came to `channel` that need wake no thread. No lock is held.
     fn on_waited_frames(self: Arc<Self>, core: &Core, channel: u16) {
         self.on_frames(core, channel);
     }
 
-    /// Its timer has expired.
+    /// Called when its timer has expired.
     fn on_timer(self: Arc<Self>, _core: &Core) {}
 
     /// The last fragment of a datagram came whose first one was in channel `id`. The
@@ -32,7 +32,7 @@ pub trait Endpoint: Any + Send + Sync {
     /// is short. An endpoint that a thread is busy with is left alone: it is not slow.
     fn copy_out(self: Arc<Self>, _core: &Core) {}
 
-    /// Those of low priority are copied out first.
+    /// Returns the priority; endpoints of low priority are copied out first.
     fn priority(&self) -> u8 {
         u8::MAX
     }

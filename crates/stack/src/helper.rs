@@ -137,7 +137,7 @@ impl Helper {
         self.wake();
     }
 
-    /// Has the thread see to a context while no thread waits in it.
+    /// Makes the thread serve a context while no thread waits in it.
     pub fn add_context(&self, context: &Arc<dyn Context>) {
         lock(&self.contexts).push(Arc::downgrade(context));
     }

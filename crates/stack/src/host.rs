@@ -9,7 +9,7 @@ use tidewall_wire::ethernet::MacAddress;
 
 use crate::kernel_calls::local_addresses;
 
-/// An interface as seen once.
+/// An interface as it was read once.
 #[derive(Clone, Debug)]
 pub struct Interface {
     pub index: u32,

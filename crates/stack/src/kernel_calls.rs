@@ -61,8 +61,8 @@ pub fn send(
     })
 }
 
-/// [`Rtnetlink::addresses_at`] an interface; of one that is not there, all addresses of
-/// others.
+/// Returns [`Rtnetlink::addresses_at`] an interface; for one that does not exist, all
+/// addresses of others.
 pub fn local_addresses(interface: &str) -> io::Result<Vec<IpAddr>> {
     let index = interface::index(interface).unwrap_or(0);
     Rtnetlink::open()?.addresses_at(index)

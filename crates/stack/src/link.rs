@@ -31,7 +31,7 @@ use crate::receiver::steering::SteeringWatch;
 /// Intervals of the check whether the program meets frames, after a reset of the device:
 /// at first, and once it has been quiet for long.
 const LOOK_EVERY: [Duration; 2] = [Duration::from_millis(100), Duration::from_secs(1)];
-/// How soon a manager is looked at again that was asked for helper sockets.
+/// The pause before the next look at a manager that was asked for helper sockets.
 const ASK_AGAIN: Duration = Duration::from_millis(5);
 /// A program that meets no frame after so many attachments will not.
 const ATTACHMENTS: u32 = 3;
@@ -68,7 +68,8 @@ struct ProgramCheck {
 }
 
 impl LinkWatch {
-    /// Listens to changes of the caller's network namespace. `adaptor`: what may steer.
+    /// Listens to changes of the caller's network namespace. `adaptor`: the means of
+    /// steering.
     ///
     /// # Errors
     /// ENODEV when the interface is gone already.
@@ -97,12 +98,12 @@ impl LinkWatch {
         self.monitor.descriptor()
     }
 
-    /// How other sockets of the interface's namespace are found.
+    /// Returns the means of finding other sockets of the interface's namespace.
     pub fn sockets(&mut self) -> Option<&mut SocketDiag> {
         self.sockets.as_mut()
     }
 
-    /// How long to wait for a change at most; `None`: for ever.
+    /// Returns the longest wait for a change; `None`: for ever.
     pub fn timeout(&self) -> Option<Duration> {
         let program = self.program.as_ref().map(|it| it.next);
         let next = program.into_iter().chain(self.check.map(|it| it.0)).min();
@@ -121,7 +122,8 @@ impl LinkWatch {
         let changes = self.monitor.changes();
         let uses = self.uses.note(&changes);
         for change in changes {
-            // The routes of an interface that goes down go without a word.
+            // The kernel does not announce the loss of the routes of an interface that
+            // goes down.
             self.tables.change(core);
             match change {
                 Change::Link(link) if link.index == self.link.index => self.update(core, link),
@@ -325,7 +327,7 @@ impl LinkState {
         })
     }
 
-    /// Has the control thread look whether NAPI ids are still the interface's.
+    /// Makes the control thread check whether NAPI ids still belong to the interface.
     pub fn doubt(&self) {
         if !self.doubts.swap(true, Ordering::Relaxed) {
             self.wake.signal();

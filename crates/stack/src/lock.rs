@@ -14,7 +14,7 @@ use std::sync::{self, Arc, PoisonError, TryLockError};
 
 /// A place in the order of locks.
 pub trait Ranked {
-    /// Which.
+    /// The rank.
     const RANK: Rank;
     /// A thread may hold several locks of this rank; the rank documents their order.
     const NESTS: bool;
@@ -74,7 +74,7 @@ order! {
     /// The calls of an interface's circuits.
     Signalling,
     /// That one thread at a time binds, connects or closes a socket, or opens a
-    /// connection a channel.
+    /// connection's channel.
     Binding,
     /// Datagrams and PDUs that wait in a UDP socket or a circuit.
     UdpReceive,
@@ -90,8 +90,8 @@ order! {
     UdpSockets,
     /// The owner of each channel.
     Endpoints,
-    /// Whom a change of a socket is notified to, with the socket locked: a socket's,
-    /// then those of the sets that it is in, outwards.
+    /// The waiters that a change of a socket notifies, with the socket locked: a
+    /// socket's, then those of the sets that it is in, outwards.
     WaitQueue nests,
     /// The users of each TCP port.
     Ports,
@@ -103,7 +103,7 @@ order! {
 const CHECKED: bool = cfg!(all(debug_assertions, not(loom)));
 
 thread_local! {
-    /// How many locks of each rank the thread holds.
+    /// The number of locks of each rank that the thread holds.
     static HELD: Cell<[u8; RANKS.len()]> = const { Cell::new([0; RANKS.len()]) };
 }
 
@@ -263,8 +263,8 @@ impl<T, R: Ranked> DerefMut for MutexGuard<'_, T, R> {
     }
 }
 
-/// A mutex that threads of layers below have too, which know of no rank: what they
-/// take under it is not checked.
+/// A mutex shared with threads of the layers below, which know no ranks: locks that they
+/// take under it are not checked.
 #[derive(Debug)]
 pub struct SharedMutex<T, R: Ranked> {
     inner: Arc<sync::Mutex<T>>,

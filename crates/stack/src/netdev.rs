@@ -59,7 +59,8 @@ impl NetDevice {
         self.link.gone.load(Ordering::Relaxed)
     }
 
-    /// ENODEV once the interface is no more, for what no kernel socket does as well.
+    /// Returns ENODEV once the interface is gone, for calls that no kernel socket can
+    /// serve.
     pub fn check(&self) -> io::Result<()> {
         match self.is_gone() {
             true => Err(io::Error::from_raw_os_error(libc::ENODEV)),
@@ -67,7 +68,7 @@ impl NetDevice {
         }
     }
 
-    /// Writes this host's addresses of now into the driver program's map.
+    /// Writes this host's present addresses into the driver program's map.
     pub fn read_addresses(&self) {
         let set = crate::kernel_calls::local_addresses(&self.name)
             .and_then(|addresses| self.owner.set_locals(&addresses));

@@ -14,7 +14,7 @@ impl Core {
     /// Counters of everything, by cause and place.
     pub fn snapshot(&self) -> StackSnapshot {
         let mut snapshot = StackSnapshot::default();
-        // Before the clock is read: an answer may take its time.
+        // Before the clock is read: an answer may take long.
         for protocol in self.protocols.iter().rev() {
             protocol.describe(self, &mut snapshot);
         }

@@ -7,23 +7,23 @@ use std::time::Duration;
 
 use crate::lock::{Mutex, lock, rank};
 
-/// How long an answer may take: many of the longest waits of a program that serves.
+/// The time that an answer may take: many of the longest waits of a program that serves.
 const LIMIT: Duration = Duration::from_secs(2);
 
 type Done = Result<String, String>;
 
-/// The place in which a request waits.
+/// The slot in which a request waits.
 #[derive(Default)]
 pub struct Operator {
     /// The program looks here.
     served: AtomicBool,
-    /// There is a request: all that is looked at in each turn.
+    /// True while there is a request. It is the only field read in each turn.
     wanted: AtomicBool,
     request: Mutex<Option<(String, SyncSender<Done>)>, rank::Leaf>,
 }
 
 impl Operator {
-    /// Asks the program to do something; returns its result, or why it was not done.
+    /// Passes a request to the program; returns its result, or the reason why it failed.
     pub fn ask(&self, request: &str) -> Done {
         if !self.served.load(Ordering::Relaxed) {
             return Err(
@@ -37,7 +37,7 @@ impl Operator {
         answer.unwrap_or_else(|_| Err("the program does not answer; is it stopped?".into()))
     }
 
-    /// Has `serve` do what an operator wants, if there is a request.
+    /// Carries out an operator's request by `serve`, if there is one.
     pub fn answer(&self, serve: impl FnOnce(&str) -> Done) {
         self.served.store(true, Ordering::Relaxed);
         if !self.wanted.swap(false, Ordering::Acquire) {

@@ -32,7 +32,7 @@ pub enum Hold {
 ///
 /// Each method has a default that does nothing. No caller holds a lock.
 pub trait Protocol: Any + Send + Sync {
-    /// The stack starts: the protocol takes its fixed channels.
+    /// Called when the stack starts: the protocol takes its fixed channels.
     fn begin(&self, _core: &Core) {}
 
     /// Runs what is due at `now` and has no timer: frames left for later, scarce memory.
@@ -61,10 +61,10 @@ pub trait Protocol: Any + Send + Sync {
     /// Changes the longest IP packet that the link sends, in bytes.
     fn set_mtu(&self, _mtu: usize) {}
 
-    /// The interface is gone: what has no kernel socket fails.
+    /// Called when the interface is gone: sockets without a kernel socket fail.
     fn lose_device(&self, _core: &Core) {}
 
-    /// Asks the kernel what sockets have to know of it, on the control thread. Returns the
+    /// Asks the kernel for what sockets need from it, on the control thread. Returns the
     /// time until it must be called again.
     fn ask_kernel(&self, _core: &Core, _sockets: Option<&mut SocketDiag>) -> Option<Duration> {
         None
@@ -83,7 +83,7 @@ pub trait Protocol: Any + Send + Sync {
     /// Adds sockets and counters to what an operator sees.
     fn describe(&self, _core: &Core, _snapshot: &mut StackSnapshot) {}
 
-    /// The stack ends: sockets that were closed send what they have, for a while.
+    /// Called when the stack ends: closed sockets send their remaining data, for a while.
     fn end(&self, _core: &Core) {}
 }
 

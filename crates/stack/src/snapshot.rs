@@ -19,7 +19,7 @@ pub use switches::{
     SwitchedEnd,
 };
 
-/// One moment of a stack. Counters only grow; take two for rates.
+/// The state of a stack at one moment. Counters only grow; take two snapshots for rates.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[non_exhaustive]
 pub struct StackSnapshot {
@@ -32,10 +32,10 @@ pub struct StackSnapshot {
     /// Its device, if that is an interface it has taken over.
     #[serde(default)]
     pub device: Option<DeviceSnapshot>,
-    /// Interrupts are deferred, which they are while frames come for the stack.
+    /// True while interrupts are deferred, that is, while frames come for the stack.
     #[serde(default)]
     pub deferred: bool,
-    /// The flooded UDP port that has a receive queue for itself, and the queue.
+    /// The flooded UDP port with a reserved receive queue, and the queue.
     #[serde(default)]
     pub steered: Option<(u16, u32)>,
     /// Microseconds since it started.
@@ -48,9 +48,9 @@ pub struct StackSnapshot {
     /// The device's losses since the stack started; `None` as for `received`.
     #[serde(default)]
     pub losses: Option<DeviceLosses>,
-    /// One entry a queue.
+    /// One entry per queue.
     pub queues: Vec<QueueSnapshot>,
-    /// One entry an open UDP socket, circuit and TCP listener.
+    /// One entry per open UDP socket, circuit and TCP listener.
     pub sockets: Vec<SocketSnapshot>,
     /// Calls that the stack controls, those that are being released included.
     #[serde(default)]
@@ -82,7 +82,7 @@ pub struct StackSnapshot {
 pub struct DeviceLosses {
     /// Frames for which its receive ring had no room.
     pub receive_ring: u64,
-    /// Frames sent that it dropped; of a veth, for which its peer's ring had no
+    /// Frames sent that it dropped; for a veth, frames for which its peer's ring had no
     /// room.
     pub sent: u64,
 }
@@ -250,7 +250,7 @@ pub struct ControlSnapshot {
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[non_exhaustive]
 pub struct CallSnapshot {
-    /// This end set it up.
+    /// True if this end set it up.
     pub ours: bool,
     /// Its reference, which is its own among those that this end, or the other, set up.
     pub reference: u32,

@@ -1,4 +1,4 @@
-//! The Unix socket that requests come to.
+//! The Unix socket that receives requests.
 
 use std::io;
 use std::os::fd::AsRawFd;
@@ -71,7 +71,7 @@ impl Listener {
         self.path.as_deref()
     }
 
-    /// Whether a peer may ask: of a path the file's permissions have decided that.
+    /// Whether a peer may ask: for a path the file's permissions have decided that.
     fn may_ask(&self, stream: &UnixStream) -> bool {
         let own = rustix::process::geteuid().as_raw();
         self.path.is_some()

@@ -131,7 +131,7 @@ impl DeviceOwner {
         }
     }
 
-    /// Has the kernel get a port's frames again.
+    /// Returns a port's frames to the kernel.
     pub fn disown_port(&self, protocol: Protocol, address: Option<IpAddr>, port: u16) {
         match self {
             // A port that the table keeps costs the driver one look-up.
@@ -142,7 +142,7 @@ impl DeviceOwner {
         }
     }
 
-    /// As [`DeviceOwner::ask_for_port`], of a circuit's frames.
+    /// As [`DeviceOwner::ask_for_port`], for a circuit's frames.
     ///
     /// # Errors
     /// As [`Client::open_circuit`].
@@ -197,7 +197,7 @@ impl DeviceOwner {
         }
     }
 
-    /// A datagram socket that holds a port is about to be closed: the port goes with it.
+    /// Releases the port of a datagram socket that is about to be closed.
     pub fn close_datagrams(&self, holder: BorrowedFd<'_>) {
         if let DeviceOwner::Managed(managed) = self {
             managed.close_datagrams(holder);
@@ -249,8 +249,8 @@ impl DeviceOwner {
         })
     }
 
-    /// Says which frames the kernel has a use for although they are not for this host,
-    /// which a manager knows by itself.
+    /// Sets which frames the kernel uses although they are not for this host, which a
+    /// manager knows by itself.
     pub fn set_kernel_uses(&self, reader: &mut UsesReader) {
         if let DeviceOwner::Embedded(own) = self {
             own.trusted.set_kernel_uses(reader.read());
@@ -308,7 +308,7 @@ impl DeviceOwner {
         }
     }
 
-    /// Frames sampled since the last call.
+    /// Returns the frames sampled since the last call.
     pub fn traced(&self) -> impl Iterator<Item = TraceRecord> {
         let records: Vec<TraceRecord> = self
             .device()

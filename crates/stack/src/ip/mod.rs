@@ -29,7 +29,7 @@ use fragments::Fragments;
 use path_mtu::KernelIcmp;
 use routes::{Route, Routes};
 
-/// Frames of fragments that may wait.
+/// Largest number of waiting frames with fragments.
 pub const FRAGMENT_LIMIT: u32 = 256;
 
 /// IP of one stack.
@@ -65,7 +65,7 @@ impl Ip {
         })
     }
 
-    /// How to send to `destination`, as [`Routes::find`].
+    /// Returns the way to send to `destination`, as [`Routes::find`] does.
     pub fn route(&self, destination: SocketAddr, source: Option<IpAddr>, named: bool) -> Route {
         lock(&self.routes).find(destination.ip(), source, named, Instant::now())
     }

@@ -16,12 +16,11 @@ use rustix::net::{SocketFlags, SocketType};
 
 use crate::kernel_calls;
 
-/// How long a path MTU is believed: Linux's `mtu_expires`, and what RFC 8201
-/// §4 recommends.
+/// Lifetime of a path MTU: Linux's `mtu_expires`, which RFC 8201 §4 recommends.
 const LIFETIME: Duration = Duration::from_secs(600);
-/// Destinations remembered; of more, the kernel alone knows.
+/// Destinations remembered; the kernel alone knows of others.
 const ENTRIES: usize = 4096;
-/// Errors about one destination are put to the kernel no more often than this.
+/// Least interval between errors about one destination that are handed to the kernel.
 const REPEAT: Duration = Duration::from_millis(20);
 
 #[derive(Debug)]

@@ -1,4 +1,4 @@
-//! A table that forgets what was not looked up lately.
+//! A table that drops entries that were not looked up lately.
 
 use std::collections::HashMap;
 use std::hash::Hash;

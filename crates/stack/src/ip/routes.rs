@@ -30,30 +30,31 @@ use crate::ip::recent::Recent;
 use tables::Tables;
 pub use tables::TablesReader;
 
-/// How long an answer counts. A neighbour that moves announces it to the
-/// kernel, and we follow within this time.
+/// Lifetime of an answer. A neighbour that moves announces it to the kernel, and we
+/// follow within this time.
 pub const LIFETIME: Duration = Duration::from_secs(1);
-/// How long a destination stays with the kernel before we ask again: about a
+/// The time for which a destination stays with the kernel before we ask again: about a
 /// link's time to answer an ARP request.
 const RETRY: Duration = Duration::from_millis(20);
-/// How long a next hop without a link address stays so.
+/// The time for which a next hop without a link address stays so.
 const RETRY_HOP: Duration = Duration::from_millis(1);
 /// Destinations, and next hops, that are kept at least.
 const ENTRIES: usize = 4096;
 /// Questions per second. Replying to spoofed sources must not turn into one
 /// netlink request per datagram; the excess goes through the kernel socket.
 const QUESTIONS: u32 = 10_000;
-/// How many of them may be about destinations, so that strangers' addresses leave some
-/// for next hops.
+/// Questions that may be about destinations, so that strangers' addresses leave some for
+/// next hops.
 const OF_DESTINATIONS: u32 = QUESTIONS / 2;
-/// How many may be about destinations that are not needed, since a link address is known.
+/// Questions that may be about destinations whose link address is known already, and so
+/// are not needed.
 const OF_HINTED: u32 = QUESTIONS / 4;
 
 /// Neighbour states in which the link address may be used (linux/neighbour.h).
 const NUD_USABLE: u16 = 0x02 | 0x04 | 0x08 | 0x10 | 0x40 | 0x80;
 const NUD_STALE: u16 = 0x04;
 
-/// How to send to a destination.
+/// The way to send to a destination.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Route {
     /// In a frame that the stack sends.
@@ -73,7 +74,7 @@ pub enum Route {
 /// The path to a destination for a connection, which cannot use a kernel socket.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Neighbour {
-    /// In frames of our own.
+    /// In frames that the stack sends.
     Known {
         /// The source address.
         source: IpAddr,
@@ -175,7 +176,7 @@ impl Routes {
         }
     }
 
-    /// The interface is no more: all ways are the kernel's.
+    /// Marks the interface as gone: every route leads to the kernel.
     pub fn lose_interface(&mut self) {
         if let Oracle::Kernel { interface, .. } = &mut self.oracle {
             // No route has it.

@@ -1,4 +1,4 @@
-//! Sending frames of our own.
+//! Transmission: queues frames in a device's ring and sends them.
 
 pub mod circuits;
 pub mod long;
@@ -270,8 +270,8 @@ impl Transmitter {
         self.send(frame, offloaded.then_some(offload))
     }
 
-    /// Bytes of an IP datagram in one frame; a longer one must be fragmented,
-    /// which the kernel does.
+    /// Returns the longest IP datagram in one frame, in bytes; the kernel must fragment a
+    /// longer one.
     pub fn mtu(&self) -> usize {
         self.mtu
     }
@@ -281,8 +281,8 @@ impl Transmitter {
         self.link_mtu
     }
 
-    /// From now on frames that other queues, or this one, have received may be sent,
-    /// too: they go back by `queues`.
+    /// Allows frames that other queues, or this one, have received to be sent, too: they
+    /// return by `queues`.
     pub fn set_origins(&mut self, queues: Arc<Origins>) {
         let numbers = || self.free.iter().map(Frame::index);
         let own = numbers().min().unwrap_or(0)..numbers().max().map_or(0, |last| last + 1);

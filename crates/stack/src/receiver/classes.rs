@@ -22,7 +22,8 @@ pub struct TrafficClass {
     pub budget: Option<u32>,
 }
 
-/// While a class is active, those below get one part in so many of the time.
+/// While a class is active, those below get this fraction of the time, as its
+/// denominator.
 const LOWER_CLASSES: u64 = 16;
 /// A class is active for so long after its last frame.
 const ACTIVE: u64 = 1_000_000;
@@ -44,8 +45,8 @@ pub(super) fn nanoseconds(now: Duration) -> u64 {
 }
 
 impl ClassShare {
-    /// A round over the queues begins: what this one's last round led to is
-    /// over.
+    /// Notes that a round over the queues begins: the work after this queue's last round
+    /// is over.
     pub(super) fn end_round(&self, now: u64) {
         let round_began = self.round_began.swap(0, Ordering::Relaxed);
         if round_began != 0 {
@@ -57,7 +58,7 @@ impl ClassShare {
         }
     }
 
-    /// Whether it must wait while a class above is active.
+    /// Returns whether it must wait while a class above is active.
     pub(super) fn is_held(&self, now: u64) -> bool {
         now < self.held_until.load(Ordering::Relaxed)
     }

@@ -17,7 +17,7 @@ use tidewall_receive::poller::Poller;
 use crate::core::Core;
 use crate::lock::{Mutex, lock, rank};
 
-/// How often it is looked whether frames still come.
+/// Interval of the looks whether frames still come.
 const LOOK_EVERY: Duration = Duration::from_millis(100);
 /// Kernel frames per stack frame from which the interrupt is left to the kernel.
 const KERNELS: u64 = 8;
@@ -28,7 +28,7 @@ pub struct Deferral {
     deferred: AtomicBool,
     /// Our frames since the last look; counted while nothing is deferred.
     frames: AtomicU64,
-    /// So many defer interrupts.
+    /// The number of frames that defers interrupts.
     needed: AtomicU64,
     /// Held while the device is switched; taken after a queue's poller.
     switch: Mutex<(), rank::Leaf>,
@@ -91,7 +91,7 @@ pub struct DeferralWatch {
 #[derive(Clone, Copy, Debug, Default)]
 struct Frames {
     ours: u64,
-    /// Given to the kernel, and dropped for want of a token of their class.
+    /// Frames given to the kernel, and frames dropped for want of a token of their class.
     passed: u64,
     dropped: u64,
 }
@@ -142,7 +142,7 @@ impl DeferralWatch {
         }
     }
 
-    /// How long to wait until the next look; `None`: until frames come.
+    /// Returns the time until the next look; `None`: until frames come.
     pub fn timeout(&self) -> Option<Duration> {
         let next = self.next?;
         Some(next.saturating_duration_since(Instant::now()))
@@ -155,7 +155,7 @@ impl DeferralWatch {
             return;
         }
         if core.receiver.architecture.has_threads() {
-            // The threads poll their devices themselves.
+            // The threads set the deferral themselves.
             self.next = None;
             return;
         }

@@ -51,10 +51,10 @@ pub use wake_up::WakeUp;
 /// A sleeper looks again after this long while the driver may have lost frames
 /// whose credit is still out.
 const RECONCILE_AFTER: Duration = Duration::from_millis(1);
-/// Factor, over the time of a wake-up, for the interval of others' frames that is taken
-/// as the end of a flood: senders pause. Sleeping in each pause costs a wake-up and
-/// falling asleep again. Not sleeping after a flood costs the time of so many wake-ups,
-/// once.
+/// Others' frames must come more slowly for so many times the time of a wake-up before a
+/// flood is taken to have ended: senders pause. Sleeping in each pause costs a wake-up
+/// and falling asleep again. Not sleeping after a flood costs the time of so many
+/// wake-ups, once.
 const FLOOD_HYSTERESIS: u32 = 50;
 /// Frames for others that make a flood, if they come while a thread falls asleep and is
 /// woken. The thread should not sleep then.
@@ -80,7 +80,7 @@ const DO_NOT_SLEEP: u64 = u64::MAX;
 /// Datagrams that the application receives before the first check whether a poll is due,
 /// if one will be.
 pub const BETWEEN_LOOKS: usize = 4;
-/// How long a poller waits that receive control forbids to take anything.
+/// The wait of a poller that receive control forbids to take anything.
 const STOPPED_SLEEP: Duration = Duration::from_micros(100);
 
 /// One queue as the stack holds it.
@@ -116,7 +116,7 @@ pub struct QueueHandle {
     /// How many of them had been queued when the device was last polled.
     sent_at_poll: AtomicU64,
     class_share: ClassShare,
-    /// Largest Bp of its traffic class, if that has one of its own.
+    /// Largest Bp of its traffic class, if the class sets one.
     pub class_budget: Option<u32>,
 }
 
@@ -130,7 +130,7 @@ impl QueueHandle {
     }
 
     /// Creates the queue's state. `class_budget`: the largest Bp of its traffic class, if
-    /// that has one of its own.
+    /// the class sets one.
     pub fn new(
         poller: Poller,
         shared: Arc<Shared>,
@@ -224,7 +224,7 @@ pub struct Spin {
     pub most: Duration,
     /// Waits that still begin with sleeping.
     skip: AtomicU32,
-    /// How many there are after the next polling for nothing.
+    /// Their number after the next poll in vain.
     penalty: AtomicU32,
     /// Frames sent before the last wait.
     sent_before: AtomicU64,
@@ -257,7 +257,7 @@ impl Spin {
         self.penalty.store(1, Ordering::Relaxed);
     }
 
-    /// Polling brought what was waited for, or nothing.
+    /// Notes that polling found what was waited for, or nothing.
     pub fn ended(&self, paid: bool) {
         let penalty = self.penalty.load(Ordering::Relaxed);
         // A poll in vain costs its whole time; one that pays saves a sleep and half of
@@ -272,10 +272,11 @@ impl Spin {
     }
 }
 
-/// How threads look at what the device delivers by interrupt, since one last slept.
+/// Looks of threads at frames that the device delivered by interrupt, since a thread last
+/// slept.
 #[derive(Default)]
 struct Looks {
-    /// That found frames, in a row.
+    /// Looks in a row that found frames.
     found: AtomicU32,
     /// Looks in a row that came sooner after the one before than a wake-up takes.
     close: AtomicU32,
@@ -290,7 +291,7 @@ impl Looks {
         self.close.store(0, Ordering::Relaxed);
     }
 
-    /// A look at `now`, ns since the start, found so many frames.
+    /// Notes a look at `now`, in ns since the start, that found so many frames.
     fn note(&self, now: u64, frames: usize, wake_up: WakeUp) {
         let since = now.saturating_sub(self.last.swap(now, Ordering::Relaxed));
         let count = |counter: &AtomicU32, counts: bool| {
@@ -398,9 +399,9 @@ impl Receiver {
         self.spin.most
     }
 
-    /// The queue that sends what belongs to queue `number`: itself, unless the
-    /// device has fewer queues for transmitting than for receiving. Frames put
-    /// into the ring of another would stay there.
+    /// Returns the queue that sends the frames of queue `number`: itself, unless the
+    /// device has fewer queues for transmitting than for receiving. Frames put into the
+    /// ring of another would stay there.
     pub fn sending_queue(&self, number: usize) -> Option<(usize, &QueueHandle)> {
         let number = if number < self.queues.len() {
             number % self.transmit_queues

@@ -1,4 +1,4 @@
-//! Rounds of receiving over all queues, and what follows them.
+//! Rounds of receiving over all queues, and the work that follows them.
 
 #[cfg(test)]
 mod tests;
@@ -81,7 +81,7 @@ pub(super) enum Caller {
     Spinner,
 }
 
-/// How a queue is looked after.
+/// The way in which a queue is served.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Way {
     /// The device interrupts: what it delivered is sorted.
@@ -121,8 +121,8 @@ impl Receiver {
         self.due() == DELIVER_FIRST
     }
 
-    /// How long the application may be away before a poll is due; `None`: as long as it
-    /// likes.
+    /// Returns the time for which the application may be away before a poll is due;
+    /// `None`: no limit.
     pub fn until_due(&self, core: &Core) -> Option<Duration> {
         match self.due() {
             DELIVER_FIRST | NEVER => None,
@@ -181,7 +181,7 @@ impl Receiver {
         self.rounds(core, caller, core.now())
     }
 
-    /// How many rounds over all queues were made so far.
+    /// Returns the number of rounds over all queues so far.
     #[inline]
     pub fn rounds_made(&self) -> u64 {
         self.rounds_made.load(Ordering::Relaxed)
@@ -218,7 +218,7 @@ impl Receiver {
         self.rounds(core, Caller::Spinner, core.now())
     }
 
-    /// How a queue is looked after at `now`. `polls`: the driver's poll is known.
+    /// Decides how a queue is served at `now`. `polls`: the driver's poll is known.
     fn way(&self, now: Duration, queue: &QueueHandle, polls: bool, caller: Caller) -> Way {
         if queue.polled_by_others.load(Ordering::Relaxed) {
             return Way::Look;
@@ -507,7 +507,7 @@ impl Receiver {
     /// Returns true when a timer of another length runs: only another poll changes it.
     pub(super) fn set_interrupt_interval(&self, interval: Duration) -> bool {
         if self.architecture.has_threads() || interval.is_zero() {
-            // Another party sets it, or the last poll did.
+            // The threads set it, or the last poll did.
             return false;
         }
         let mut changed = false;

@@ -6,17 +6,17 @@ use crate::core::Core;
 /// The pause before the next look at a device that has frames and no room for more, or
 /// another device's frames to return.
 const SEND_AGAIN: Duration = Duration::from_millis(1);
-/// When to look again at a device that is down.
+/// The pause before the next look at a device that is down.
 const DOWN: Duration = Duration::from_millis(100);
 
-/// How a thread waits for several devices.
+/// The way in which a thread waits for several devices.
 #[derive(Clone, Copy)]
 pub struct Wait<'a> {
     /// Longest sleep; `None`: until frames arrive.
     pub most: Option<Duration>,
     /// Whether it polls before it sleeps.
     pub spin: Option<&'a Spin>,
-    /// Frames are still on their way, which the caller has to see to.
+    /// Frames are still on their way, which the caller must handle.
     pub sending: bool,
 }
 
@@ -126,7 +126,7 @@ pub fn wait_for_frames(
     Ok(())
 }
 
-/// `None` of a device that is down, or that is no more, which is soon known.
+/// `None` for a device that is down, or that is gone, which is soon known.
 fn unless_down<T>(result: io::Result<T>) -> io::Result<Option<T>> {
     let passes = [libc::ENETDOWN, libc::ENODEV, libc::ENXIO].map(Some);
     match result {

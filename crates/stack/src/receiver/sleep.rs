@@ -1,4 +1,4 @@
-//! Sleeping until something comes.
+//! Sleeps until frames or other events come.
 
 use super::rounds::{Caller, Progress};
 use super::*;
@@ -17,8 +17,8 @@ pub(super) struct OthersFrames {
     flood: bool,
 }
 
-/// Rounds without sleep after which the kernel is asked all the same: its descriptors
-/// and the signals are not the device's to hold up.
+/// Rounds without sleep after which the kernel is asked all the same: the device must not
+/// hold up the kernel's descriptors or signals.
 const ASK_KERNEL_EVERY: u32 = 64;
 
 /// Rounds after which a leader resigns. Counted are rounds that woke another thread and
@@ -26,7 +26,7 @@ const ASK_KERNEL_EVERY: u32 = 64;
 /// lead over.
 const ROUNDS_FOR_OTHERS: u32 = 16;
 
-/// When to try again what a device did not take.
+/// The pause before frames that a device did not accept are sent again.
 const SEND_AGAIN: Duration = Duration::from_millis(1);
 
 impl Receiver {

@@ -116,7 +116,7 @@ impl Gaps {
     }
 }
 
-/// How often waits come.
+/// The pace at which waits come.
 #[derive(Debug, Default)]
 struct Pace {
     began: Duration,
@@ -196,7 +196,8 @@ impl SpinTrial {
         state.time
     }
 
-    /// A wait has polled for `polled`, and has found what was waited for or not.
+    /// Notes that a wait has polled for `polled`, and whether it found what it waited
+    /// for.
     pub(super) fn ended(&self, found: bool, polled: Duration) {
         let mut state = lock(&self.state);
         if matches!(state.phase, Phase::Long) {

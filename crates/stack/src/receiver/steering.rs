@@ -35,7 +35,7 @@ pub const UNMEASURED: f64 = 400.0;
 /// Interval of the looks for a flooded port, while frames come.
 const LOOK_EVERY: Duration = Duration::from_millis(25);
 
-/// The queue that a flooded port has for itself, as rounds see it.
+/// The queue reserved for a flooded port, as rounds see it.
 #[derive(Debug, Default)]
 pub struct Reserved {
     /// Its number in the upper half, the port's channel in the lower; 0: none.
@@ -203,7 +203,7 @@ impl SteeringWatch {
         }
     }
 
-    /// How long to wait until the next look; `None`: until frames come.
+    /// Returns the time until the next look; `None`: until frames come.
     pub fn timeout(&self) -> Option<Duration> {
         let next = self.next?;
         Some(next.saturating_duration_since(Instant::now()))
@@ -310,7 +310,7 @@ impl SteeringWatch {
         let reserved = &core.receiver.reserved;
         reserved.set(queue, channel, port);
         reserved.note_flood(nanoseconds(core.now()));
-        // Its counts are another's from now on.
+        // Its counts belong to another channel from now on.
         self.before = Counts {
             channels: std::mem::take(&mut self.before.channels),
             ..Counts::of_future()

@@ -9,14 +9,14 @@ use std::time::{Duration, Instant};
 use rustix::time::ClockId;
 use tidewall_receive::control::WAKE_UP_USUAL;
 
-/// How often it is measured, for a median.
+/// Number of measurements, for a median.
 const TIMES: usize = 9;
-/// How long each of these sleeps is: long enough for the processor to halt.
+/// Length of each of these sleeps: long enough for the processor to halt.
 const SLEEP: Duration = Duration::from_micros(100);
 /// The upper limit on the measured sleep, if each sleep is disturbed.
 const MOST: Duration = Duration::from_micros(200);
 
-/// How often two threads wake each other, for the processor time of it.
+/// Number of times that two threads wake each other, to measure the processor time.
 const TURNS: u32 = 32;
 
 /// The cost of a sleep.

@@ -39,7 +39,7 @@ pub struct SwitchSnapshot {
 pub struct SwitchMember {
     /// Its address and port.
     pub address: String,
-    /// It accepts new connections.
+    /// It takes part in new connections.
     pub up: bool,
     /// Connections on which frames flow to it, of those that were examined.
     pub open: u64,

@@ -13,7 +13,8 @@ use crate::lock::lock;
 /// Routes of a table that is read. Reading more, at each change that a router reports,
 /// would cost more than questions do.
 const MOST: usize = 16_384;
-/// Tables are read again no earlier than after so many times what reading took.
+/// Factor for the least pause between two readings of the tables: so many times the
+/// duration of the last one.
 const PAUSE: u32 = 20;
 
 /// Routing tables, and what was learned about them.
@@ -78,7 +79,7 @@ pub struct TablesReader {
 }
 
 impl TablesReader {
-    /// They have not been read yet.
+    /// Creates a reader that has not read them yet.
     pub(crate) fn new() -> Self {
         TablesReader {
             changed: true,
@@ -86,7 +87,7 @@ impl TablesReader {
         }
     }
 
-    /// Routes, rules, addresses or interfaces have changed.
+    /// Notes that routes, rules, addresses or interfaces have changed.
     pub fn change(&mut self, core: &Core) {
         if !self.changed {
             self.changed = true;

@@ -165,7 +165,7 @@ impl Transmitter {
         self.queue_labelled(neighbour, CircuitCell::LEN, |bytes| cell.emit(bytes))
     }
 
-    /// Sees that so many frames are free.
+    /// Ensures that so many frames are free.
     fn reserve(&mut self, frames: usize) -> io::Result<()> {
         if self.free.len() >= frames {
             return Ok(());

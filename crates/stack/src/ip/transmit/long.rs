@@ -19,11 +19,12 @@ const HEADERS_MAX: usize = HEADER_LEN + ipv6::HEADER_LEN + 60;
 /// `Transmitter::send_beyond_frame`.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct LongCounts {
-    /// How many.
+    /// Packets sent.
     pub sent: u64,
     /// Bytes of payload in them.
     pub bytes: u64,
-    /// Refused, for the kernel dropped them: its queueing discipline, or a rule of nftables or tc.
+    /// Rejected, since the kernel dropped them: its queueing discipline, or a rule of
+    /// nftables or tc.
     pub dropped: u64,
     /// Refused for want of room.
     pub no_room: u64,
@@ -114,8 +115,8 @@ impl Transmitter {
         self.device.segmentation()
     }
 
-    /// Returns the longest IP datagram that a segment may be in, in bytes. A longer one
-    /// than a frame leaves by [`Transmitter::send_long`], if the device has that.
+    /// Returns the longest IP datagram that a segment may be in, in bytes. One longer
+    /// than a frame leaves by [`Transmitter::send_long`], if long segments leave here.
     pub fn packet_max(&self) -> usize {
         match self.segmentation() {
             0 => self.mtu,
@@ -132,7 +133,7 @@ impl Transmitter {
     }
 }
 
-/// The packets that a segment is cut into.
+/// Returns the number of packets that a segment is split into.
 pub fn packets(outgoing: &Outgoing<'_>) -> u32 {
     let size = usize::from(outgoing.segment_size).max(1);
     outgoing.payload_len().div_ceil(size).max(1) as u32
