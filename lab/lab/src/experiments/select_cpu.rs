@@ -76,6 +76,12 @@ fn part(function: &str) -> &'static str {
         "put_unused_fd",
         "fd_install",
     ];
+    // The crate of readiness has them, too.
+    let table = [
+        "readiness::descriptor::",
+        "readiness..descriptor..",
+        "readiness10descriptor",
+    ];
     let waiting = [
         "readiness",
         "wait_queue",
@@ -87,9 +93,6 @@ fn part(function: &str) -> &'static str {
         "State::events",
         "Connection>::writable",
         "Connection>::readable",
-        "tcp::selector",
-        "tcp..selector",
-        "3tcp8selector",
         "do_select",
         "core_sys_select",
         "sys_select",
@@ -109,7 +112,7 @@ fn part(function: &str) -> &'static str {
     ];
     if has(&numbering) {
         ALLOCATOR
-    } else if has(&waiting) {
+    } else if has(&waiting) && !has(&table) {
         WAITING
     } else {
         OTHERS
@@ -291,16 +294,19 @@ mod tests {
     #[test]
     fn functions_are_distinguished() {
         for (function, expected) in [
-            ("tidewall::readiness::select::ThreadState::select", WAITING),
+            ("tidewall_readiness::select::ThreadState::select", WAITING),
             (
                 "<tidewall_service::select_host::SelectHost<C> as StreamHost>::wait",
                 WAITING,
             ),
             (
-                "tidewall::comparators::linear::Linear::first_free",
+                "tidewall_readiness::comparators::linear::Linear::first_free",
                 ALLOCATOR,
             ),
-            ("tidewall::descriptor::calls::Descriptors::read", OTHERS),
+            (
+                "tidewall_readiness::descriptor::table::Table<T>::get",
+                OTHERS,
+            ),
             ("do_select", WAITING),
             ("ep_send_events", WAITING),
             ("alloc_fd", ALLOCATOR),

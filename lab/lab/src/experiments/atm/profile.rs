@@ -40,7 +40,13 @@ const PARTS: [(&str, &[&str]); 5] = [
     ("signalling %", &["tidewall_atm", "tidewall_wire"]),
     (
         "sockets %",
-        &["tidewall_socket", "tidewall_receive", "tidewall_device"],
+        &[
+            "tidewall_circuits",
+            "tidewall_readiness",
+            "tidewall_stack",
+            "tidewall_receive",
+            "tidewall_device",
+        ],
     ),
     (
         LOCKS,
@@ -156,7 +162,7 @@ mod tests {
     fn each_function_is_of_one_part() {
         let names = [
             ("tidewall_atm::sscop::Sscop::send", 10),
-            ("tidewall::lock::Mutex<T>::lock", 20),
+            ("tidewall_stack::lock::Mutex<T>::lock", 20),
             ("futex_wake", 30),
             ("malloc", 15),
             ("veth_xmit", 25),

@@ -32,7 +32,20 @@ const KEPT: [u32; 2] = [1500, 3000];
 const PARTS: [(&str, &[&str]); 4] = [
     ("formats", &["tidewall_wire::atm"]),
     ("protocols", &["tidewall_atm"]),
-    ("sockets", &["tidewall::atm"]),
+    (
+        "sockets",
+        &[
+            "tidewall_circuits::Atm",
+            "tidewall_circuits::call",
+            "tidewall_circuits::circuit",
+            "tidewall_circuits::control",
+            "tidewall_circuits::listener",
+            "tidewall_circuits::managed",
+            "tidewall_circuits::options",
+            "tidewall_circuits::receive",
+            "tidewall_circuits::sending",
+        ],
+    ),
     (
         "programs",
         &[
