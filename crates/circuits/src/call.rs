@@ -7,18 +7,17 @@ use std::sync::atomic::{AtomicBool, AtomicU8, Ordering};
 use std::time::Duration;
 
 use tidewall_atm::signalling::CallId;
+use tidewall_readiness::Events;
+use tidewall_stack::StackHandle;
+use tidewall_stack::core::Core;
+use tidewall_stack::threads::{Waitable, Waker};
+use tidewall_stack::timeout::Timeout;
 use tidewall_wire::atm::Nsap;
 use tidewall_wire::atm::q2931::Cause;
 
 use super::circuit::CircuitInner;
 use super::{AtmOptions, AtmSocket, Sap, errno, timed_out};
 use crate::Atm;
-use tidewall_readiness::Events;
-use tidewall_readiness::wait_queue::WaitQueue;
-use tidewall_stack::StackHandle;
-use tidewall_stack::core::Core;
-use tidewall_stack::threads::{Waitable, Waker};
-use tidewall_stack::timeout::Timeout;
 
 /// The state of a socket's call.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]

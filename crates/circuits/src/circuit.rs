@@ -7,7 +7,15 @@ use std::sync::atomic::{AtomicBool, AtomicI32, AtomicU32, AtomicU64, AtomicUsize
 use std::sync::{Arc, OnceLock};
 
 use tidewall_device::demux::ChannelId;
+use tidewall_readiness::Events;
+use tidewall_readiness::registration::Pollable;
+use tidewall_readiness::wait_queue::WaitQueue;
 use tidewall_receive::poller::Channel;
+use tidewall_stack::channels::ChannelSet;
+use tidewall_stack::core::Core;
+use tidewall_stack::endpoint::Endpoint;
+use tidewall_stack::lock::{Mutex, lock, rank};
+use tidewall_stack::threads::{Waitable, Waker};
 use tidewall_wire::atm::aal5::pdu_len;
 use tidewall_wire::atm::pseudowire::Label;
 use tidewall_wire::atm::{Circuit, Nsap};
@@ -17,14 +25,6 @@ use super::managed::of_manager;
 use super::receive::Owned;
 use super::sending::Rate;
 use super::{Atm, AtmOptions, DEFAULT_RECEIVE_LIMIT, errno};
-use tidewall_readiness::Events;
-use tidewall_readiness::registration::Pollable;
-use tidewall_readiness::wait_queue::WaitQueue;
-use tidewall_stack::channels::ChannelSet;
-use tidewall_stack::core::Core;
-use tidewall_stack::endpoint::Endpoint;
-use tidewall_stack::lock::{Mutex, lock, rank};
-use tidewall_stack::threads::{Waitable, Waker};
 
 pub struct CircuitInner {
     id: ChannelId,

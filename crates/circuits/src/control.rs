@@ -16,11 +16,15 @@ use std::time::Duration;
 
 use tidewall_atm::calls::{CallError, Calls, ListenError, ListenerId, Notice, View};
 use tidewall_atm::signalling::{CallId, Config};
+use tidewall_stack::StackHandle;
+use tidewall_stack::core::Core;
+use tidewall_stack::endpoint::Endpoint;
+use tidewall_stack::helper::Helper;
+use tidewall_stack::lock::lock;
+use tidewall_stack::snapshot::CallSnapshot;
 use tidewall_wire::atm::pseudowire::FrameHeader;
 use tidewall_wire::atm::q2931::Cause;
 use tidewall_wire::atm::{Circuit, Nsap};
-
-pub use tidewall_atm::signalling::Side;
 
 use super::call::{self, Call, CallOptions, Progress};
 use super::circuit::{CircuitInner, Place};
@@ -28,12 +32,8 @@ use super::listener::ListenerInner;
 use super::managed::Managed;
 use super::sending::{NEIGHBOUR_LOOK, NEIGHBOUR_TIMEOUT};
 use super::{Atm, AtmOptions, Sap, errno};
-use tidewall_stack::StackHandle;
-use tidewall_stack::core::Core;
-use tidewall_stack::endpoint::Endpoint;
-use tidewall_stack::helper::Helper;
-use tidewall_stack::lock::lock;
-use tidewall_stack::snapshot::CallSnapshot;
+
+pub use tidewall_atm::signalling::Side;
 
 /// How long it takes, about, to ask a manager for circuits.
 const ATTACHES: Duration = Duration::from_millis(1);

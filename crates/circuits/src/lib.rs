@@ -30,11 +30,6 @@ use std::sync::{Arc, OnceLock};
 use std::time::{Duration, Instant};
 
 use tidewall_atm::reassembly::{DropReason, Limits, Reassembly};
-#[cfg(doc)]
-use tidewall_wire::atm::pseudowire::Label;
-use tidewall_wire::ethernet::MacAddress;
-
-use circuit::{CircuitInner, Pinging, Receiving};
 use tidewall_readiness::Events;
 use tidewall_readiness::registration::Handle;
 use tidewall_stack::StackHandle;
@@ -46,6 +41,11 @@ use tidewall_stack::protocol::Protocol;
 use tidewall_stack::snapshot::{SocketSnapshot, StackSnapshot};
 use tidewall_stack::threads::Waitable;
 use tidewall_stack::timeout::Timeout;
+#[cfg(doc)]
+use tidewall_wire::atm::pseudowire::Label;
+use tidewall_wire::ethernet::MacAddress;
+
+use circuit::{CircuitInner, Pinging, Receiving};
 
 pub use call::CallOptions;
 pub use control::{AtmControl, Side};
@@ -275,6 +275,14 @@ pub struct AtmSocket {
     stack: StackHandle,
     nonblocking: AtomicBool,
     read_timeout: Timeout,
+}
+
+impl std::fmt::Debug for AtmSocket {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("AtmSocket")
+            .field("circuit", &self.inner.circuit())
+            .finish_non_exhaustive()
+    }
 }
 
 impl AtmSocket {

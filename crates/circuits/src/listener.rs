@@ -5,15 +5,15 @@ use std::sync::atomic::{AtomicBool, AtomicI32, AtomicUsize, Ordering};
 use std::sync::{Arc, OnceLock};
 
 use tidewall_atm::calls::ListenerId;
-use tidewall_wire::atm::Nsap;
-
-use super::call::check;
-use super::{Atm, AtmOptions, AtmSocket, Sap, errno};
 use tidewall_readiness::Events;
 use tidewall_readiness::registration::{Handle, Pollable};
 use tidewall_readiness::wait_queue::WaitQueue;
 use tidewall_stack::StackHandle;
 use tidewall_stack::threads::{Waitable, Waker};
+use tidewall_wire::atm::Nsap;
+
+use super::call::check;
+use super::{Atm, AtmOptions, AtmSocket, Sap, errno};
 
 /// Largest backlog (Linux's `net.core.somaxconn`).
 const BACKLOG_MAX: usize = 4096;
@@ -29,6 +29,14 @@ pub struct AtmListener {
     // Dropped after `inner`'s use in Drop; keeps the device open.
     stack: StackHandle,
     nonblocking: AtomicBool,
+}
+
+impl std::fmt::Debug for AtmListener {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("AtmListener")
+            .field("sap", &self.inner.sap)
+            .finish_non_exhaustive()
+    }
 }
 
 /// The state that a listener shares with the stack.

@@ -15,9 +15,13 @@ use rustix::event::epoll;
 use rustix::net::{
     AddressFamily, RecvFlags, SendFlags, SocketFlags, SocketType, recv, send, socketpair, sockopt,
 };
+
 use tidewall_manager::client::Client;
 use tidewall_manager::connection::{Connection, Received};
 use tidewall_manager::protocol::{Answer, AtmIncoming, Refused, address, number};
+use tidewall_readiness::Events;
+use tidewall_stack::core::Core;
+use tidewall_stack::lock::{Mutex, lock, rank};
 use tidewall_wire::atm::Nsap;
 use tidewall_wire::atm::aal5::PAYLOAD_MAX;
 use tidewall_wire::atm::q2931::Cause;
@@ -29,9 +33,6 @@ use super::listener::ListenerInner;
 use super::receive::Owned;
 use super::{NextHop, Sap, errno};
 use crate::Atm;
-use tidewall_readiness::Events;
-use tidewall_stack::core::Core;
-use tidewall_stack::lock::{Mutex, lock, rank};
 
 /// Set in the number of a connection of notices; else it is a local circuit's call.
 const NOTICES: u64 = 1 << 32;

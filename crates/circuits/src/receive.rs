@@ -6,6 +6,10 @@ use tidewall_device::demux::ChannelId;
 use tidewall_device::demux::layout::Kind;
 use tidewall_device::frame::Frame;
 use tidewall_receive::poller::{Done, Shared};
+use tidewall_stack::channel_frame::ChannelFrame;
+use tidewall_stack::core::Core;
+use tidewall_stack::lock::lock;
+use tidewall_stack::receiver::BETWEEN_LOOKS;
 use tidewall_wire::atm::aal5::Pdu;
 use tidewall_wire::atm::oam::Loopback;
 use tidewall_wire::atm::pseudowire::{self, FrameHeader, Packet};
@@ -13,10 +17,6 @@ use tidewall_wire::atm::{Circuit, PayloadType};
 
 use super::Atm;
 use super::circuit::{CircuitInner, Waiting};
-use tidewall_stack::channel_frame::ChannelFrame;
-use tidewall_stack::core::Core;
-use tidewall_stack::lock::lock;
-use tidewall_stack::receiver::BETWEEN_LOOKS;
 
 /// Answers to loopback cells that are kept for their senders.
 const ANSWERS_MAX: usize = 16;

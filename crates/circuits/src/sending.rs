@@ -5,6 +5,11 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 use tidewall_atm::rate::Bucket;
+use tidewall_readiness::Events;
+use tidewall_stack::core::Core;
+use tidewall_stack::ip::transmit::Transmitter;
+use tidewall_stack::lock::{Mutex, lock, rank};
+use tidewall_stack::receiver::QueueHandle;
 use tidewall_wire::atm::oam::Loopback;
 use tidewall_wire::atm::pseudowire::{CircuitCell, FrameHeader, Label};
 use tidewall_wire::atm::{CELL_PAYLOAD_LEN, PayloadType, aal5};
@@ -16,11 +21,6 @@ use super::call::{Progress, Until};
 use super::circuit::CircuitInner;
 use super::{AtmSocket, errno};
 use crate::Atm;
-use tidewall_readiness::Events;
-use tidewall_stack::core::Core;
-use tidewall_stack::ip::transmit::Transmitter;
-use tidewall_stack::lock::{Mutex, lock, rank};
-use tidewall_stack::receiver::QueueHandle;
 
 /// How long a blocking send waits for a frame.
 const FRAME_TIMEOUT: Duration = Duration::from_millis(100);

@@ -3,11 +3,11 @@
 use std::time::Duration;
 
 use tidewall_device::memory::{LinkConfig, pair};
+use tidewall_stack::protocol::Protocol;
+use tidewall_stack::stack::{MemoryConfig, Start};
 
 use super::*;
 use crate::Atm;
-use tidewall_stack::protocol::Protocol;
-use tidewall_stack::stack::{MemoryConfig, Start};
 
 const CIRCUIT: Circuit = Circuit { vpi: 0, vci: 100 };
 

@@ -6,10 +6,9 @@ use tidewall_device::queue::KernelDelivered;
 use tidewall_protocol::tcp::{self, SegmentInPieces};
 use tidewall_protocol::{DropReason, InputOptions};
 use tidewall_receive::poller::Shared;
+use tidewall_stack::core::Core;
 use tidewall_wire::pieces::{Behind, Pieces};
 use tidewall_wire::udp::Addresses;
-
-use tidewall_stack::core::Core;
 
 /// Returns the position of a segment in its packet; `None` for any other packet, which is
 /// counted.
@@ -80,6 +79,15 @@ pub struct Arrived<'a> {
     /// As [`Place::trace`]; stays when the frame has gone.
     pub(super) trace: u32,
     pub(super) content: Content<'a>,
+}
+
+impl std::fmt::Debug for Arrived<'_> {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Arrived")
+            .field("interface", &self.interface)
+            .field("trace", &self.trace)
+            .finish_non_exhaustive()
+    }
 }
 
 pub(super) enum Content<'a> {

@@ -8,14 +8,15 @@ use std::path::Path;
 use std::process::Command;
 
 use rustix::net::{SocketFlags, SocketType, bind};
+
 use tidewall_device::demux::layout::Protocol;
 use tidewall_manager::client::Patience;
 use tidewall_manager::restore::Undo;
+use tidewall_stack::core::Core;
+use tidewall_stack::kernel_calls;
 use tidewall_wire::atm::pseudowire::Label;
 
 use super::Input;
-use tidewall_stack::core::Core;
-use tidewall_stack::kernel_calls;
 
 /// The claims of one interface.
 #[derive(Default)]

@@ -5,13 +5,13 @@ use std::sync::Arc;
 
 use tidewall_device::demux::ChannelId;
 use tidewall_receive::poller::Done;
+use tidewall_stack::StackHandle;
+use tidewall_stack::channels::ChannelSet;
+use tidewall_stack::lock::lock;
 
 use super::arrived::{Arrived, Content, place};
 use super::claims::Claims;
 use super::{ForwardEndpoint, Forwarding, Output};
-use tidewall_stack::StackHandle;
-use tidewall_stack::channels::ChannelSet;
-use tidewall_stack::lock::lock;
 
 /// Frames taken out of one channel before those of the next interface.
 const BATCH: usize = 64;

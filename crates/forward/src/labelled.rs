@@ -7,12 +7,12 @@
 use std::io;
 use std::net::IpAddr;
 
+use tidewall_stack::ip::transmit::circuits::Relabelled;
 use tidewall_wire::atm::pseudowire::Label;
 use tidewall_wire::pieces::Pieces;
 
 use super::output::{Missing, Output};
 use super::{Arrived, Content};
-use tidewall_stack::ip::transmit::circuits::Relabelled;
 
 /// The queue by which frames of circuits leave.
 const QUEUE: usize = 0;

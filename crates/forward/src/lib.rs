@@ -43,15 +43,6 @@ use tidewall_device::afxdp::SharedUmem;
 use tidewall_device::demux::layout;
 use tidewall_device::queue::{BURST, KernelDelivered};
 use tidewall_receive::poller::Origins;
-use tidewall_sys::netlink::Rtnetlink;
-use tidewall_wire::atm::pseudowire::Label;
-
-pub use arrived::Arrived;
-use arrived::Content;
-use input::{Input, Part};
-pub use labelled::Labelled;
-pub use output::{Heading, Output, OutputCounters};
-use status::{Answer, Status};
 use tidewall_stack::StackHandle;
 use tidewall_stack::core::Core;
 use tidewall_stack::endpoint::Endpoint;
@@ -60,6 +51,16 @@ use tidewall_stack::protocol::Protocol;
 use tidewall_stack::receiver::{Spin, Wait, wait_for_frames};
 use tidewall_stack::snapshot::{CellSwitchSnapshot, StackSnapshot, SwitchSnapshot};
 use tidewall_stack::stack::{EmbeddedConfig, Start};
+use tidewall_sys::netlink::Rtnetlink;
+use tidewall_wire::atm::pseudowire::Label;
+
+use arrived::Content;
+use input::{Input, Part};
+use status::{Answer, Status};
+
+pub use arrived::Arrived;
+pub use labelled::Labelled;
+pub use output::{Heading, Output, OutputCounters};
 
 /// Frames that may wait in a port's channel of a queue: what four whole polls bring.
 const CHANNEL_LIMIT: u32 = 512;
@@ -95,6 +96,14 @@ pub struct Forwarder {
     /// Interfaces that are opened again, each by a thread.
     opening: Vec<(usize, JoinHandle<io::Result<StackHandle>>)>,
     looked: Instant,
+}
+
+impl std::fmt::Debug for Forwarder {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Forwarder")
+            .field("output", &self.output)
+            .finish_non_exhaustive()
+    }
 }
 
 impl Forwarder {

@@ -9,12 +9,6 @@ use std::time::Instant;
 use tidewall_device::demux::ChannelId;
 use tidewall_device::demux::layout::Protocol;
 use tidewall_protocol::tcp::{FourTuple, Outgoing};
-use tidewall_wire::ethernet::MacAddress;
-use tidewall_wire::pieces::Pieces;
-use tidewall_wire::tcp::{Header, Packet};
-use tidewall_wire::udp::Addresses;
-
-use super::{Arrived, Content};
 use tidewall_stack::StackHandle;
 use tidewall_stack::channel_frame::sender;
 use tidewall_stack::core::Core;
@@ -22,6 +16,12 @@ use tidewall_stack::ip::recent::Recent;
 use tidewall_stack::ip::routes::Neighbour;
 use tidewall_stack::ip::transmit::Forwarded;
 use tidewall_stack::lock::lock;
+use tidewall_wire::ethernet::MacAddress;
+use tidewall_wire::pieces::Pieces;
+use tidewall_wire::tcp::{Header, Packet};
+use tidewall_wire::udp::Addresses;
+
+use super::{Arrived, Content};
 
 /// Hops allowed to what is sent: the default of Linux (`ip_default_ttl`).
 const HOP_LIMIT: u8 = 64;
@@ -88,6 +88,14 @@ pub struct Output {
     some_apart: bool,
     now: Instant,
     pub(super) counters: OutputCounters,
+}
+
+impl std::fmt::Debug for Output {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Output")
+            .field("counters", &self.counters)
+            .finish_non_exhaustive()
+    }
 }
 
 pub(super) struct Interface {

@@ -3,16 +3,17 @@
 use std::net::{IpAddr, SocketAddr};
 
 use proptest::prelude::*;
+
 use tidewall_device::frame::{FRAME_SIZE, FrameMemory};
 use tidewall_device::memory::{Link, LinkConfig, PortCounters, Rings, Side, Tap, pair_on_parts};
 use tidewall_protocol::tcp::{self, FourTuple, Link as Neighbours, Outgoing};
 use tidewall_protocol::{DropReason, InputOptions};
+use tidewall_stack::stack::MemoryConfig;
 use tidewall_wire::ethernet::MacAddress;
 use tidewall_wire::tcp::{Flags, Header};
 use tidewall_wire::udp::{Addresses, Checksum};
 
 use super::*;
-use tidewall_stack::stack::MemoryConfig;
 
 mod labelled;
 

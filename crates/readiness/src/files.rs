@@ -15,6 +15,14 @@ pub struct KernelFile {
     wait_queue: WaitQueue,
 }
 
+impl std::fmt::Debug for KernelFile {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("KernelFile")
+            .field("descriptor", &self.descriptor)
+            .finish_non_exhaustive()
+    }
+}
+
 impl From<OwnedFd> for KernelFile {
     fn from(descriptor: OwnedFd) -> Self {
         KernelFile {

@@ -69,6 +69,12 @@ pub struct Selector {
     stack: StackHandle,
 }
 
+impl std::fmt::Debug for Selector {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Selector").finish_non_exhaustive()
+    }
+}
+
 /// A socket that a [`Selector`] can watch: `TcpStream`, `TcpListener`,
 /// `UdpSocket`.
 pub trait Selectable {

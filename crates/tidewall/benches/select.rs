@@ -28,10 +28,11 @@ use std::os::fd::{AsRawFd, OwnedFd};
 use std::process::ExitCode;
 use std::time::Duration;
 
-use bed::{Bed, NUMBERS_EACH};
 use tidewall::descriptor::{Descriptors, OpenFile};
 use tidewall::readiness::{DescriptorEvent, DescriptorSet, Events, PollFd};
 use tidewall_bench_instructions::{Counter, Scenario};
+
+use bed::{Bed, NUMBERS_EACH};
 
 /// Descriptors that are ready.
 const READY: usize = 10;

@@ -10,6 +10,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use mio::{Events, Interest, Poll, Token, Waker};
+
 use tidewall::{EmbeddedConfig, Stack, TcpListener, TcpStream, UdpSocket};
 
 const WAKER: Token = Token(0);

@@ -5,12 +5,13 @@
 use std::io::{self, IoSlice, IoSliceMut};
 use std::net::SocketAddr;
 
+use tidewall_stack::StackHandle;
+
 #[cfg(doc)]
 use super::Framing;
 use super::stream::ReceivedFrame;
 use super::{ConnectOptions, ListenOptions, TcpListener, TcpStream};
 use crate::pieces::{MSG_MORE, MSG_PEEK};
-use tidewall_stack::StackHandle;
 
 /// A connection of frames.
 ///
@@ -18,6 +19,7 @@ use tidewall_stack::StackHandle;
 /// bounds its length. Waiting, options, addresses and shutdown are those of
 /// [`AcpStream::stream`]. It is readable once a whole frame has arrived, and writable
 /// while the longest frame fits.
+#[derive(Debug)]
 pub struct AcpStream {
     stream: TcpStream,
 }
@@ -132,6 +134,7 @@ fn framed(options: &ConnectOptions) -> ConnectOptions {
 ///
 /// Peers of this host, which a [`TcpListener`] accepts from the kernel, are reset: the
 /// kernel's TCP does not keep frames whole.
+#[derive(Debug)]
 pub struct AcpListener {
     listener: TcpListener,
 }

@@ -15,14 +15,14 @@ use tidewall_device::demux::layout::{FLOW_BUCKETS, FLOW_WAYS, Protocol};
 use tidewall_protocol::ip::reassembly::Reassembled;
 use tidewall_protocol::tcp::FourTuple;
 use tidewall_receive::poller::Channel;
-
-use super::Tcp;
-use super::connection::ConnectionInner;
 use tidewall_stack::channels::COMMON_CHANNELS;
 use tidewall_stack::core::Core;
 use tidewall_stack::endpoint::Endpoint;
 use tidewall_stack::lock::{Mutex, lock, rank};
 use tidewall_stack::receiver::QueueHandle;
+
+use super::Tcp;
+use super::connection::ConnectionInner;
 
 /// Frames that may wait in the shared channel, per queue.
 const SHARED_LIMIT: u32 = 1024;

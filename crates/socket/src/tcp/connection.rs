@@ -18,7 +18,12 @@ use tidewall_device::demux::layout::Protocol;
 use tidewall_protocol::DropReason;
 use tidewall_protocol::icmp::FlowError;
 use tidewall_protocol::tcp::{Connection, Errno, FourTuple, Segment, State as Phase};
+use tidewall_readiness::Events;
+use tidewall_readiness::wait_queue::WaitQueue;
 use tidewall_receive::poller::Done;
+use tidewall_stack::channels::ChannelSet;
+use tidewall_stack::core::Core;
+use tidewall_stack::lock::{Mutex, MutexGuard, lock, rank};
 use tidewall_wire::ethernet::MacAddress;
 
 use self::output::nanoseconds;
@@ -28,11 +33,7 @@ use super::frames::{Content, Deferred};
 use super::lending::{Usage, empty};
 use super::listener::ListenerInner;
 use super::memory::{Locked, Memory};
-use tidewall_readiness::Events;
-use tidewall_readiness::wait_queue::WaitQueue;
-use tidewall_stack::channels::ChannelSet;
-use tidewall_stack::core::Core;
-use tidewall_stack::lock::{Mutex, MutexGuard, lock, rank};
+
 pub(crate) use waiting::Waiting;
 
 /// Segments through the shared channel after which a connection is busy enough for a

@@ -1,11 +1,12 @@
 //! What an operator sees of TCP.
 
-use super::Tcp;
-use super::connection::ConnectionInner;
 use tidewall_protocol::tcp::State;
 use tidewall_stack::core::Core;
 use tidewall_stack::lock::lock;
 use tidewall_stack::snapshot::{SocketSnapshot, StackSnapshot, TcpSnapshot};
+
+use super::Tcp;
+use super::connection::ConnectionInner;
 
 /// Connections whose channels have dropped frames that are listed, at most.
 const LOSING_MOST: usize = 64;

@@ -2,21 +2,18 @@
 //! server's cookies.
 
 use std::collections::{HashMap, VecDeque};
-
-use std::io::{self, Read};
 use std::net::IpAddr;
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::Duration;
 
 use tidewall_protocol::tcp::{
-    FastOpenKeys, FastOpenOutcome, FastOpenPeer, FastOpenServer, FourTuple, Sysctl,
+    FastOpenKeys, FastOpenOutcome, FastOpenPeer, FastOpenServer, FourTuple,
 };
+use tidewall_stack::core::Core;
+use tidewall_stack::lock::{Mutex, lock, rank};
 
 use super::ListenOptions;
 use super::Tcp;
-use tidewall_stack::StackHandle;
-use tidewall_stack::core::Core;
-use tidewall_stack::lock::{Mutex, lock, rank};
 
 /// Most servers that are remembered (RFC 7413 §4.1.3 requires a bound).
 const SERVERS_MAX: usize = 4096;

@@ -5,10 +5,11 @@ use std::sync::Arc;
 
 use hashbrown::HashTable;
 use hashbrown::hash_table::Entry;
+
 use tidewall_protocol::tcp::FourTuple;
+use tidewall_stack::lock::{Mutex, lock, rank};
 
 use super::connection::ConnectionInner;
-use tidewall_stack::lock::{Mutex, lock, rank};
 
 /// A mostly empty table with at least this many entries shrinks: a hundred thousand
 /// connections leave one that a single connection does not need.

@@ -9,16 +9,16 @@ use tidewall_protocol::icmp::{self, FlowError};
 use tidewall_protocol::ip::reassembly::Reassembled;
 use tidewall_protocol::tcp::{self, Segment, TimeWaitReaction};
 use tidewall_receive::poller::{Done, Shared};
-use tidewall_wire::ethernet::MacAddress;
-use tidewall_wire::udp::Addresses;
-
-use super::Tcp;
-use super::connection::flow_of;
 use tidewall_stack::channel_frame::ChannelFrame;
 use tidewall_stack::channel_frame::sender;
 use tidewall_stack::core::Core;
 use tidewall_stack::lock::lock;
 use tidewall_stack::protocol::Hold;
+use tidewall_wire::ethernet::MacAddress;
+use tidewall_wire::udp::Addresses;
+
+use super::Tcp;
+use super::connection::flow_of;
 
 /// A segment in a buffer of its own, which arrived in a channel of another owner.
 struct Misdirected {

@@ -7,11 +7,10 @@ use std::os::fd::{AsFd, AsRawFd, BorrowedFd};
 use std::time::Duration;
 
 use rustix::net::sockopt::set_socket_linger;
+
 use tidewall_protocol::tcp::{Congestion, Keepalive, StreamOptions};
-
-use tidewall_sys::{option, set_option, set_option_bytes};
-
 use tidewall_readiness::wait_queue::WaitQueue;
+use tidewall_sys::{option, set_option, set_option_bytes};
 
 /// `linux/tcp.h`
 pub(crate) const TCP_NOTSENT_LOWAT: i32 = 25;

@@ -13,14 +13,14 @@ use tidewall_device::demux::ChannelId;
 use tidewall_device::demux::layout::CHANNELS;
 use tidewall_protocol::ip::reassembly::Reassembled;
 use tidewall_receive::poller::Done;
-
-use super::Tcp;
-use super::connection::ConnectionInner;
-use super::frames::Deferred;
 use tidewall_stack::channels::{ChannelSet, FIRST_OWN};
 use tidewall_stack::core::Core;
 use tidewall_stack::endpoint::Endpoint;
 use tidewall_stack::lock::{Mutex, lock, rank};
+
+use super::Tcp;
+use super::connection::ConnectionInner;
+use super::frames::Deferred;
 
 /// Frames that may wait in a channel of the pool, a queue: two polls' worth of data
 /// while the application works on the last one. The window that is advertised keeps to

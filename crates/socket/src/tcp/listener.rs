@@ -10,19 +10,13 @@ use std::time::{Duration, Instant};
 
 use rustix::io::ioctl_fionbio;
 use rustix::net::sockopt::set_socket_linger;
+
 use tidewall_device::demux::layout::Protocol;
 use tidewall_device::demux::{ChannelId, CookieMode, CookieOffer};
 use tidewall_device::forked::{self, Unshared};
 use tidewall_manager::client::Patience;
 use tidewall_protocol::DropReason;
 use tidewall_protocol::tcp::{self, Listener};
-use tidewall_sys::ready_now;
-use tidewall_wire::ethernet::MacAddress;
-
-use super::Tcp;
-use super::connection::{ConnectionInner, error};
-use super::kernel_stream::KernelStream;
-use super::stream::TcpStream;
 use tidewall_readiness::Events;
 use tidewall_readiness::kernel_input::KernelInput;
 use tidewall_readiness::registration::{Handle, Pollable};
@@ -34,6 +28,13 @@ use tidewall_stack::core::Core;
 use tidewall_stack::helper::Helper;
 use tidewall_stack::lock::{Mutex, lock, rank};
 use tidewall_stack::threads::Waitable;
+use tidewall_sys::ready_now;
+use tidewall_wire::ethernet::MacAddress;
+
+use super::Tcp;
+use super::connection::{ConnectionInner, error};
+use super::kernel_stream::KernelStream;
+use super::stream::TcpStream;
 
 mod bind;
 pub(crate) mod holders;
@@ -73,6 +74,14 @@ pub struct TcpListener {
     begun: bool,
     /// Number of accepts in a row that found connections in user space.
     own_accepts: AtomicU64,
+}
+
+impl std::fmt::Debug for TcpListener {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("TcpListener")
+            .field("local", &self.inner.local)
+            .finish_non_exhaustive()
+    }
 }
 
 /// The state that a listener shares with the stack.

@@ -14,12 +14,12 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
 use tidewall_protocol::tcp::MemoryPressure;
+use tidewall_stack::core::Core;
+use tidewall_stack::lock::{MutexGuard, rank};
 
 use super::Tcp;
 use super::connection::State;
 use super::lending::as_connection;
-use tidewall_stack::core::Core;
-use tidewall_stack::lock::{MutexGuard, rank};
 
 /// Default for the closed connections that the stack drives at most: Linux's
 /// `tcp_max_orphans` is as large on a machine of 16 GiB.

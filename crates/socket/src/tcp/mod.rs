@@ -43,6 +43,12 @@ use tidewall_device::demux::layout;
 use tidewall_device::queue::KernelDelivered;
 use tidewall_protocol::ip::reassembly::Reassembled;
 use tidewall_protocol::tcp::{Config, Errno, Secrets, TimeWaitTable};
+use tidewall_stack::core::Core;
+use tidewall_stack::helper::Helper;
+use tidewall_stack::lock::{Mutex, ReadGuard, RwLock, lock, rank};
+use tidewall_stack::protocol::{Hold, Protocol};
+use tidewall_stack::snapshot::StackSnapshot;
+use tidewall_stack::stack::Start;
 use tidewall_sys::netlink::SocketDiag;
 
 use channels::Channels;
@@ -54,17 +60,10 @@ use listener::ListenerInner;
 use memory::Memory;
 use ports::Ports;
 use sending::Sending;
-use tidewall_stack::core::Core;
-use tidewall_stack::helper::Helper;
-use tidewall_stack::lock::{Mutex, ReadGuard, RwLock, lock, rank};
-use tidewall_stack::protocol::{Hold, Protocol};
-use tidewall_stack::snapshot::StackSnapshot;
-use tidewall_stack::stack::Start;
 use time_wait::TimeWait;
 
 pub use acp::{AcpListener, AcpStream};
 pub use listener::{ListenOptions, TcpListener};
-
 pub use stream::{ConnectOptions, Notification, ReceivedFrame, TcpStream};
 pub use tidewall_protocol::tcp::{
     Congestion, FastOpenFailure, FastOpenKeys, Framing, Info, Keepalive, SendFlags, SendingTimes,

@@ -9,7 +9,6 @@ use std::sync::atomic::{AtomicU32, Ordering};
 use tidewall_device::demux::layout::Protocol;
 use tidewall_device::forked::Unshared;
 use tidewall_manager::client::Patience;
-
 use tidewall_stack::device_owner::DeviceOwner;
 use tidewall_stack::lock::{Mutex, lock, rank};
 

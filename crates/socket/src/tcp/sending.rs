@@ -9,12 +9,13 @@ use std::collections::VecDeque;
 use std::sync::Arc;
 use std::time::Duration;
 
-use super::Tcp;
-use super::connection::ConnectionInner;
 use tidewall_stack::core::Core;
 use tidewall_stack::lock::{Mutex, lock, rank};
 use tidewall_stack::output::Output;
 use tidewall_stack::protocol::Hold;
+
+use super::Tcp;
+use super::connection::ConnectionInner;
 
 /// Frames of one connection before the next one's turn: an initial window (RFC 6928)
 /// leaves at once.

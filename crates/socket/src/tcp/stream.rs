@@ -6,17 +6,17 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
 use tidewall_protocol::tcp::{self, Info, SendFlags, SendingTimes, State as Phase};
-
-use super::connection::{ConnectionInner, State, Waiting, error};
-use super::kernel_stream::KernelStream;
-use super::listener::as_bound;
-use crate::pieces::scatter;
 use tidewall_readiness::Events;
 use tidewall_readiness::poll_context::{in_turn, note_sent_in_turn, turn_is_long};
 use tidewall_stack::StackHandle;
 use tidewall_stack::core::Core;
 use tidewall_stack::protocol::Hold;
 use tidewall_stack::timeout::Timeout;
+
+use super::connection::{ConnectionInner, State, Waiting, error};
+use super::kernel_stream::KernelStream;
+use super::listener::as_bound;
+use crate::pieces::scatter;
 
 mod acp;
 mod connecting;
@@ -70,6 +70,15 @@ pub struct TcpStream {
 enum Inner {
     Own(Arc<ConnectionInner>),
     Kernel(KernelStream),
+}
+
+impl std::fmt::Debug for TcpStream {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("TcpStream")
+            .field("local", &self.local_addr().ok())
+            .field("peer", &self.peer_address())
+            .finish_non_exhaustive()
+    }
 }
 
 impl TcpStream {

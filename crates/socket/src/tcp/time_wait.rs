@@ -2,11 +2,11 @@
 
 use tidewall_device::demux::layout::Protocol;
 use tidewall_protocol::tcp::{FourTuple, Segment, TimeWaitEntry, TimeWaitReaction, TimeWaitTable};
+use tidewall_stack::core::Core;
+use tidewall_stack::lock::{Mutex, lock, rank};
 use tidewall_wire::ethernet::MacAddress;
 
 use super::Tcp;
-use tidewall_stack::core::Core;
-use tidewall_stack::lock::{Mutex, lock, rank};
 
 /// TIME-WAIT of one stack.
 pub(crate) struct TimeWait {

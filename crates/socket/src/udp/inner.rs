@@ -12,20 +12,20 @@ use std::sync::atomic::{
 use tidewall_device::demux::ChannelId;
 use tidewall_device::queue::KernelDelivered;
 use tidewall_protocol::ip::reassembly::Reassembled;
+use tidewall_readiness::Events;
+use tidewall_readiness::kernel_input::KernelInput;
+use tidewall_readiness::registration::Pollable;
+use tidewall_readiness::wait_queue::WaitQueue;
 use tidewall_receive::poller::Channel;
+use tidewall_stack::core::Core;
+use tidewall_stack::endpoint::Endpoint;
+use tidewall_stack::lock::{Mutex, lock, rank};
+use tidewall_stack::threads::{Waitable, Waker};
 
 use super::BindOptions;
 use super::mtu::{ErrorLook, MtuDiscover};
 use super::receive::Owned;
 use crate::udp::reservation::PortReservation;
-use tidewall_readiness::Events;
-use tidewall_readiness::kernel_input::KernelInput;
-use tidewall_readiness::registration::Pollable;
-use tidewall_readiness::wait_queue::WaitQueue;
-use tidewall_stack::core::Core;
-use tidewall_stack::endpoint::Endpoint;
-use tidewall_stack::lock::{Mutex, lock, rank};
-use tidewall_stack::threads::{Waitable, Waker};
 
 /// Datagrams that may wait outside the channels without credit (reassembled ones and those that
 /// the kernel delivered). The limits of their producers bound the count, too.

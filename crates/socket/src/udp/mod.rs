@@ -17,23 +17,24 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
 use rustix::fs::{OFlags, fcntl_getfl};
+
 use tidewall_device::demux::layout::Protocol;
 use tidewall_manager::client::Patience;
-
-use crate::udp::reservation::PortReservation;
-pub use mtu::MtuDiscover;
-pub use ports::Udp;
 use tidewall_readiness::registration::{Handle, Pollable};
 use tidewall_stack::StackHandle;
+use tidewall_stack::address::{canonical, specified, to_v6};
 use tidewall_stack::channels::{ChannelSet, DEFAULT_RECEIVE_LIMIT};
 use tidewall_stack::ip::routes::Route;
 use tidewall_stack::lock::lock;
+use tidewall_stack::receiver::BETWEEN_LOOKS;
 use tidewall_stack::threads::Waitable;
 use tidewall_stack::timeout::Timeout;
 
+use crate::udp::reservation::PortReservation;
 use inner::{Ends, Receiving, SocketInner};
-use tidewall_stack::address::{canonical, specified, to_v6};
-use tidewall_stack::receiver::BETWEEN_LOOKS;
+
+pub use mtu::MtuDiscover;
+pub use ports::Udp;
 
 /// Nonblocking receives without a result before the kernel socket is polled although none
 /// has reported input.
@@ -103,6 +104,14 @@ pub struct UdpSocket {
     own_receives: AtomicU64,
     /// Number of rounds when it was last queried.
     asked: AtomicU64,
+}
+
+impl std::fmt::Debug for UdpSocket {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("UdpSocket")
+            .field("local", &self.inner.ends().local)
+            .finish_non_exhaustive()
+    }
 }
 
 impl UdpSocket {

@@ -8,15 +8,15 @@ use std::time::{Duration, Instant};
 
 use tidewall_protocol::icmp::{FlowError, MTU_MIN_V4, MTU_MIN_V6};
 use tidewall_protocol::udp::{HEADERS_V4, HEADERS_V6};
+use tidewall_stack::address::{canonical, specified};
+use tidewall_stack::core::Core;
+use tidewall_stack::ip::routes::Route;
+use tidewall_stack::lock::lock;
 use tidewall_wire::ethernet::HEADER_LEN;
 
 use super::UdpSocket;
 use super::inner::{SocketInner, same};
 use crate::udp::reservation::PortReservation;
-use tidewall_stack::address::{canonical, specified};
-use tidewall_stack::core::Core;
-use tidewall_stack::ip::routes::Route;
-use tidewall_stack::lock::lock;
 
 /// How often a socket that sends long datagrams and receives nothing checks for routers'
 /// errors about them.

@@ -10,14 +10,14 @@ use tidewall_device::demux::layout::Protocol;
 use tidewall_device::demux::{ANY, ChannelId};
 use tidewall_device::queue::KernelDelivered;
 use tidewall_manager::client::Patience;
-
-use super::BindOptions;
-use super::inner::{Families, SocketInner};
-use crate::udp::reservation::PortReservation;
 use tidewall_stack::address::{canonical, specified};
 use tidewall_stack::core::Core;
 use tidewall_stack::lock::{ReadGuard, RwLock, WriteGuard, lock, rank};
 use tidewall_stack::snapshot::{SocketSnapshot, StackSnapshot};
+
+use super::BindOptions;
+use super::inner::{Families, SocketInner};
+use crate::udp::reservation::PortReservation;
 
 /// UDP state of one stack: its sockets by channel number.
 #[derive(Default)]

@@ -13,16 +13,16 @@ use tidewall_device::queue::KernelDelivered;
 use tidewall_protocol::ip::reassembly::Reassembled;
 use tidewall_protocol::udp::{self, Datagram};
 use tidewall_protocol::{DropReason, icmp};
-use tidewall_receive::poller::{Done, Shared};
-
-use super::Received;
-use super::inner::{SocketInner, Waiting};
 use tidewall_readiness::poll_context::readied;
+use tidewall_receive::poller::{Done, Shared};
 use tidewall_stack::channel_frame::ChannelFrame;
 use tidewall_stack::core::Core;
 use tidewall_stack::lock::lock;
 use tidewall_stack::receiver::BETWEEN_LOOKS;
 use tidewall_stack::threads::woken_higher;
+
+use super::Received;
+use super::inner::{SocketInner, Waiting};
 
 /// A datagram in a buffer of its size.
 #[derive(Debug)]

@@ -9,12 +9,13 @@ use std::net::{IpAddr, SocketAddr, UdpSocket};
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 
 use rustix::net::{SocketFlags, SocketType, bind, connect_unspec};
+
 use tidewall_device::forked::Unshared;
+use tidewall_stack::address::to_v6;
+use tidewall_stack::kernel_calls;
 use tidewall_sys::{Message, option, receive_message, send_message, set_option};
 
 use crate::udp::BindOptions;
-use tidewall_stack::address::to_v6;
-use tidewall_stack::kernel_calls;
 
 /// What the kernel says of one datagram.
 pub(crate) struct KernelDatagram {

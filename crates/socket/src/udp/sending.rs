@@ -5,13 +5,14 @@ use std::net::{IpAddr, Shutdown, SocketAddr};
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
-use super::mtu::is_lost_in_kernel;
-use super::{UdpSocket, mtu};
 use tidewall_stack::address::{canonical, specified, stays_with_kernel, to_v6};
 use tidewall_stack::ip::routes::Route;
 use tidewall_stack::ip::transmit::Heading;
 use tidewall_stack::lock::lock;
 use tidewall_stack::receiver::QueueHandle;
+
+use super::mtu::is_lost_in_kernel;
+use super::{UdpSocket, mtu};
 
 /// Largest payload of a UDP datagram over IPv4 (RFC 768 in 65,535 bytes).
 const PAYLOAD_MAX: usize = 65_507;

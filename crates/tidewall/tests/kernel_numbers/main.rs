@@ -7,8 +7,10 @@ mod raw_kernel;
 
 use proptest::prelude::*;
 use proptest::test_runner::TestRunner;
-use raw_kernel::{Kernel, errno};
+
 use tidewall::descriptor::{Allocator, CLOSE_RANGE_CLOEXEC, Table};
+
+use raw_kernel::{Kernel, errno};
 
 #[derive(Clone, Debug)]
 enum Operation {

@@ -6,6 +6,7 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use mio::{Events, Interest, Poll, Token};
+
 use tidewall::{TcpListener, TcpStream, UdpSocket};
 
 use super::support::{FAR4, NEAR4, at, errno};

@@ -2,6 +2,7 @@
 //! nobody.
 
 use proptest::prelude::*;
+
 use tidewall_device::demux::layout::Counter;
 use tidewall_device::memory::Side;
 use tidewall_protocol::udp::Checksum;

@@ -3,6 +3,7 @@
 use std::collections::{HashMap, VecDeque};
 
 use proptest::prelude::*;
+
 use tidewall::UdpSocket;
 use tidewall_device::memory::{Impairments, LinkConfig, Rings, Side};
 

@@ -11,6 +11,7 @@ use std::time::Duration;
 use rustix::fs::{OFlags, fcntl_getfl};
 use rustix::net::sockopt::set_socket_linger;
 use rustix::net::{AddressFamily, SocketType, bind as bind_in_kernel, socket};
+
 use tidewall::readiness::{Events, PollFd};
 use tidewall::{ConnectOptions, Descriptors, ListenOptions, TcpListener, TcpStream, UdpSocket};
 

@@ -9,6 +9,7 @@ use std::time::{Duration, Instant};
 use rustix::net::{
     AddressFamily, SocketFlags, SocketType, connect, getpeername, listen, socket_with,
 };
+
 use tidewall::tcp::Interest;
 use tidewall::{Selector, Stack, TcpListener, TcpStream};
 

@@ -31,7 +31,7 @@ fn classed(ports: &[u16]) -> EmbeddedConfig {
 }
 
 fn refused(config: EmbeddedConfig) -> String {
-    let error = Stack::embedded(config).err().expect("refused");
+    let error = Stack::embedded(config).expect_err("refused");
     assert_eq!(error.kind(), io::ErrorKind::InvalidInput, "{error}");
     error.to_string()
 }

@@ -8,6 +8,7 @@ use std::time::{Duration, Instant};
 
 use rustix::process::{Pid, setpriority_process};
 use rustix::thread::{CapabilitySet, capabilities, gettid, set_capabilities};
+
 use tidewall::{Stack, UdpSocket};
 
 use super::support::*;

@@ -14,6 +14,7 @@ use rustix::net::{
 use rustix::process::{Pid, Signal, kill_process};
 use rustix::thread::{LinkNameSpaceType, move_into_link_name_space};
 use rustix::time::{ClockId, clock_gettime};
+
 use tidewall_sys::{Message, MessageBatch, interface, set_option};
 
 /// Moves the calling thread into a network namespace.

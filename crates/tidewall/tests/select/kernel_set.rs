@@ -7,6 +7,7 @@ use std::time::{Duration, Instant};
 
 use rustix::event::epoll::{self, CreateFlags, Event, EventData, EventFlags};
 use rustix::event::{EventfdFlags, eventfd};
+
 use tidewall::descriptor::Flags;
 use tidewall::readiness::{EpollEvent, EpollSet, Events, Operation};
 

@@ -5,6 +5,7 @@ use std::net::{Ipv4Addr, SocketAddr};
 use std::time::Duration;
 
 use rustix::event::{EventfdFlags, eventfd};
+
 use tidewall::descriptor::{Descriptors, Flags};
 use tidewall::readiness::DescriptorSet;
 use tidewall::{MemoryConfig, Stack, UdpSocket};

@@ -4,6 +4,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 
 use rustix::process::{Pid, getpid};
 use rustix::thread::gettid;
+
 use tidewall_sys::SignalSet;
 
 /// Signals handled so far.

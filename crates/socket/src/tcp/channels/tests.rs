@@ -2,20 +2,19 @@
 
 use std::net::SocketAddr;
 use std::sync::mpsc::channel;
+use std::time::Duration;
 
 use tidewall_device::memory::{LinkConfig, pair};
 use tidewall_protocol::ip::reassembly::Reassembled;
 use tidewall_protocol::tcp::TimeWaitEntry;
+use tidewall_stack::StackHandle;
+use tidewall_stack::lock::lock;
+use tidewall_stack::stack::MemoryConfig;
 use tidewall_wire::ethernet::MacAddress;
-
-use std::time::Duration;
 
 use super::*;
 use crate::tcp::Tcp;
 use crate::tcp::frames::Deferred;
-use tidewall_stack::StackHandle;
-use tidewall_stack::lock::lock;
-use tidewall_stack::stack::MemoryConfig;
 
 const PORT: u16 = 80;
 

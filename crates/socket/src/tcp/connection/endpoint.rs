@@ -6,15 +6,15 @@ use std::time::Duration;
 
 use tidewall_device::demux::{ChannelId, Waits};
 use tidewall_protocol::ip::reassembly::Reassembled;
+use tidewall_stack::channels::ChannelSet;
+use tidewall_stack::core::Core;
+use tidewall_stack::endpoint::Endpoint;
 
 use super::{ConnectionInner, NEVER};
 use crate::tcp::Tcp;
 use crate::tcp::channels::Part;
 use crate::tcp::frames::Deferred;
 use crate::tcp::lending::empty;
-use tidewall_stack::channels::ChannelSet;
-use tidewall_stack::core::Core;
-use tidewall_stack::endpoint::Endpoint;
 
 impl Endpoint for ConnectionInner {
     fn on_frames(self: Arc<Self>, core: &Core, _channel: u16) {

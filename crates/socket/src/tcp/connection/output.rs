@@ -5,16 +5,16 @@ use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
 use tidewall_protocol::tcp::{FourTuple, Outgoing, State as Phase};
+use tidewall_stack::core::Core;
+use tidewall_stack::ip::routes::LIFETIME;
+use tidewall_stack::ip::transmit::long::packets;
+use tidewall_stack::lock::lock;
 use tidewall_wire::ethernet::MacAddress;
 
 use super::{ConnectionInner, State};
 use crate::tcp::Tcp;
 use crate::tcp::frames::Deferred;
 use crate::tcp::sending::{Again, Emitted, PIGGYBACK, QUANTUM};
-use tidewall_stack::core::Core;
-use tidewall_stack::ip::routes::LIFETIME;
-use tidewall_stack::ip::transmit::long::packets;
-use tidewall_stack::lock::lock;
 
 /// Retry interval for output that the device had no room for.
 const CONGESTED: Duration = Duration::from_millis(1);

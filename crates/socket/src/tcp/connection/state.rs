@@ -3,15 +3,15 @@
 use std::sync::Arc;
 
 use tidewall_protocol::tcp::State as Phase;
+use tidewall_readiness::Events;
+use tidewall_stack::channels::ChannelSet;
+use tidewall_stack::core::Core;
 
 use super::{Reported, State};
 use crate::tcp::Tcp;
 use crate::tcp::channels::SHARED_MOST;
 use crate::tcp::lending::POOLED_LIMIT;
 use crate::tcp::listener::ListenerInner;
-use tidewall_readiness::Events;
-use tidewall_stack::channels::ChannelSet;
-use tidewall_stack::core::Core;
 
 impl State {
     /// Returns what it is ready for now, as Linux's tcp_poll does. A caller that finds no

@@ -6,13 +6,13 @@ use std::sync::Arc;
 use std::sync::atomic::AtomicU64;
 
 use tidewall_device::memory::{Link, LinkConfig, pair};
+use tidewall_readiness::{Interest, Selector};
+use tidewall_stack::StackHandle;
+use tidewall_stack::stack::MemoryConfig;
 
 use super::*;
 use crate::tcp::Tcp;
 use crate::{TcpListener, TcpStream};
-use tidewall_readiness::{Interest, Selector};
-use tidewall_stack::StackHandle;
-use tidewall_stack::stack::MemoryConfig;
 
 /// Bytes of an answer: two segments, which a receiver acknowledges at once.
 const ANSWER: usize = 2_000;

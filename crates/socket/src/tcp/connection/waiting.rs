@@ -2,12 +2,13 @@
 
 use std::sync::Arc;
 
-use super::ConnectionInner;
 use tidewall_readiness::Events;
 use tidewall_readiness::registration::Pollable;
 use tidewall_readiness::wait_queue::WaitQueue;
 use tidewall_stack::core::Core;
 use tidewall_stack::threads::{Waitable, Waker};
+
+use super::ConnectionInner;
 
 /// A thread that waits until a connection is ready for something.
 pub(crate) struct Waiting<'a> {

@@ -8,10 +8,10 @@
 use std::time::Duration;
 
 use tidewall_device::demux::Waits;
+use tidewall_stack::core::Core;
 
 use super::{ConnectionInner, State};
 use crate::tcp::frames::Deferred;
-use tidewall_stack::core::Core;
 
 /// The least time for which Linux delays an acknowledgment, ms (TCP_DELACK_MIN, HZ / 25).
 /// A peer expects as much of any receiver before it retransmits a segment.

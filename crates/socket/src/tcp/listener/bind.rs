@@ -9,18 +9,19 @@ use std::sync::atomic::Ordering;
 use rustix::fs::{OFlags, fcntl_getfl};
 use rustix::net::sockopt::ipv6_v6only;
 use rustix::net::{SocketFlags, SocketType, bind, listen};
-use tidewall_protocol::tcp::{self, FastOpenKeys, StreamOptions};
-use tidewall_sys::{option, set_option};
 
-use super::{BACKLOG_MAX, ListenerInner, TcpListener};
-use crate::tcp::connection::error;
-use crate::tcp::{Tcp, kernel_stream};
+use tidewall_protocol::tcp::{self, FastOpenKeys, StreamOptions};
 use tidewall_stack::StackHandle;
 use tidewall_stack::address::specified;
 use tidewall_stack::core::Core;
 use tidewall_stack::helper::Helper;
 use tidewall_stack::kernel_calls;
 use tidewall_stack::lock::lock;
+use tidewall_sys::{option, set_option};
+
+use super::{BACKLOG_MAX, ListenerInner, TcpListener};
+use crate::tcp::connection::error;
+use crate::tcp::{Tcp, kernel_stream};
 
 /// Options of listening.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -16,14 +16,13 @@ use std::time::Duration;
 
 use tidewall_device::demux::CookieMode;
 use tidewall_device::forked;
+use tidewall_stack::core::Core;
+use tidewall_stack::lock::lock;
 use tidewall_sys::netlink::SocketDiag;
 use tidewall_sys::{byte_locker, lock_byte};
 
 use super::{ListenerInner, TcpListener};
 use crate::tcp::Tcp;
-use tidewall_stack::StackHandle;
-use tidewall_stack::core::Core;
-use tidewall_stack::lock::lock;
 
 /// Byte of processes that accept connections, or wait for them.
 const ACCEPTS: u32 = 0;

@@ -9,6 +9,10 @@ use tidewall_device::demux::{ChannelId, CookieMode};
 use tidewall_protocol::DropReason;
 use tidewall_protocol::tcp::{self, Connection, FourTuple, Handshake, Listener, Reaction, Segment};
 use tidewall_receive::poller::Done;
+use tidewall_stack::channel_frame::sender;
+use tidewall_stack::channels::ChannelSet;
+use tidewall_stack::core::Core;
+use tidewall_stack::lock::lock;
 use tidewall_wire::ethernet::MacAddress;
 use tidewall_wire::tcp::Flags;
 
@@ -18,10 +22,6 @@ use crate::tcp::Tcp;
 use crate::tcp::channels::Part;
 use crate::tcp::connection::{ConnectionInner, flow_of};
 use crate::tcp::frames::{Content, Deferred};
-use tidewall_stack::channel_frame::sender;
-use tidewall_stack::channels::ChannelSet;
-use tidewall_stack::core::Core;
-use tidewall_stack::lock::lock;
 
 impl ListenerInner {
     /// Runs the protocol on the waiting frames, as long as connections may be added.

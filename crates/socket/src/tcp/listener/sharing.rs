@@ -7,12 +7,12 @@ use std::sync::Arc;
 
 use tidewall_device::demux::CookieMode;
 use tidewall_protocol::tcp::FourTuple;
+use tidewall_stack::core::Core;
+use tidewall_stack::lock::lock;
 
 use super::ListenerInner;
 use crate::tcp::Tcp;
 use crate::tcp::connection::ConnectionInner;
-use tidewall_stack::core::Core;
-use tidewall_stack::lock::lock;
 
 impl Tcp {
     /// Returns the listeners at the address of one that shares it (SO_REUSEPORT),

@@ -6,14 +6,14 @@ use tidewall_device::demux::layout::Counter;
 use tidewall_device::memory::{Link, LinkConfig, Side, pair};
 use tidewall_protocol::tcp::{FourTuple, Outgoing, Segment, output};
 use tidewall_protocol::udp::Checksum;
+use tidewall_stack::StackHandle;
+use tidewall_stack::lock::lock;
+use tidewall_stack::stack::MemoryConfig;
 use tidewall_wire::ethernet::MacAddress;
 use tidewall_wire::tcp::{Flags, Header, Options};
 
 use super::{ListenOptions, TcpListener};
 use crate::tcp::Tcp;
-use tidewall_stack::StackHandle;
-use tidewall_stack::lock::lock;
-use tidewall_stack::stack::MemoryConfig;
 
 const NEAR: MacAddress = MacAddress([2, 0, 0, 0, 0, 1]);
 const FAR: MacAddress = MacAddress([2, 0, 0, 0, 0, 2]);

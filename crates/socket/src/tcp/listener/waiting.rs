@@ -6,9 +6,6 @@ use std::sync::atomic::Ordering;
 
 use tidewall_device::demux::ChannelId;
 use tidewall_protocol::ip::reassembly::Reassembled;
-
-use super::ListenerInner;
-use crate::tcp::Tcp;
 use tidewall_readiness::Events;
 use tidewall_readiness::registration::Pollable;
 use tidewall_readiness::wait_queue::WaitQueue;
@@ -16,6 +13,9 @@ use tidewall_stack::core::Core;
 use tidewall_stack::endpoint::Endpoint;
 use tidewall_stack::lock::lock;
 use tidewall_stack::threads::{Waitable, Waker};
+
+use super::ListenerInner;
+use crate::tcp::Tcp;
 
 impl Endpoint for ListenerInner {
     /// A full accept queue leaves frames in the channel: the driver then drops those

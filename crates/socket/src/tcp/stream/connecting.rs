@@ -7,20 +7,12 @@ use std::time::{Duration, Instant};
 
 use rustix::io::Errno;
 use rustix::net::{SocketFlags, SocketType, bind};
+
 use tidewall_device::forked::Unshared;
 use tidewall_manager::client::Patience;
 use tidewall_protocol::tcp::{
     self, Config, Connection, FourTuple, State as Phase, StreamOptions, isn,
 };
-use tidewall_sys::set_option;
-
-use super::TcpStream;
-use crate::tcp::HOP_LIMIT;
-use crate::tcp::Tcp;
-use crate::tcp::connection::{Waiting, error};
-use crate::tcp::frames::Deferred;
-use crate::tcp::kernel_stream::{self, KernelStream};
-use crate::tcp::listener::left;
 use tidewall_readiness::Events;
 use tidewall_readiness::poll_context::in_turn;
 use tidewall_stack::StackHandle;
@@ -30,6 +22,15 @@ use tidewall_stack::helper::Helper;
 use tidewall_stack::ip::routes::Neighbour;
 use tidewall_stack::kernel_calls;
 use tidewall_stack::lock::lock;
+use tidewall_sys::set_option;
+
+use super::TcpStream;
+use crate::tcp::HOP_LIMIT;
+use crate::tcp::Tcp;
+use crate::tcp::connection::{Waiting, error};
+use crate::tcp::frames::Deferred;
+use crate::tcp::kernel_stream::{self, KernelStream};
+use crate::tcp::listener::left;
 
 /// Ephemeral ports that are tried before a connection to one peer fails.
 const PORTS_TRIED: usize = 16;

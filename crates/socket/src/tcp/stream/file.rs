@@ -4,6 +4,7 @@ use std::io::{self, IoSliceMut};
 use std::os::fd::AsFd;
 
 use rustix::io::{ReadWriteFlags, preadv2};
+
 use tidewall_protocol::tcp::{self, SendFlags};
 
 use super::TcpStream;

@@ -3,9 +3,9 @@
 use std::io::{self, IoSlice, IoSliceMut, Read, Write};
 
 use tidewall_protocol::tcp::SendFlags;
+use tidewall_stack::kernel_calls;
 
 use super::{Inner, Sending, TcpStream};
-use tidewall_stack::kernel_calls;
 
 /// # Errors
 /// EAGAIN when nonblocking or at the timeout, ECONNRESET, ETIMEDOUT, EINTR, and ICMP

@@ -6,6 +6,7 @@ use std::sync::atomic::Ordering;
 use std::time::Duration;
 
 use rustix::net::sockopt::tcp_congestion;
+
 use tidewall_protocol::tcp::{Congestion, Connection, Keepalive, StreamOptions};
 
 use super::{Inner, NO_LINGER, TcpStream};

@@ -2,28 +2,12 @@
 
 use std::sync::Arc;
 
-use super::{Inner, TcpStream};
-use crate::tcp::kernel_stream::KernelStream;
-use tidewall_readiness::Events;
 use tidewall_readiness::registration::{File, Pollable};
 use tidewall_readiness::wait_queue::WaitQueue;
 use tidewall_stack::StackHandle;
-use tidewall_stack::core::Core;
 
-impl TcpStream {
-    /// Returns its readiness, once its protocol has processed the waiting frames; `None`
-    /// for a kernel connection.
-    pub(crate) fn look(&self, core: &Core) -> Option<Events> {
-        let connection = self.own_connection()?;
-        let mut state = connection.look();
-        if state.has_frames() {
-            drop(state);
-            connection.process(core);
-            state = connection.look();
-        }
-        Some(state.events())
-    }
-}
+use super::{Inner, TcpStream};
+use crate::tcp::kernel_stream::KernelStream;
 
 impl File for TcpStream {
     fn pollable(&self) -> Option<Arc<dyn Pollable>> {

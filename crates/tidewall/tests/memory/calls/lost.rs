@@ -4,6 +4,7 @@ use std::collections::VecDeque;
 use std::time::Duration;
 
 use proptest::prelude::*;
+
 use tidewall::{AtmSocket, Side};
 use tidewall_device::memory::{Impairments, Side as End};
 
