@@ -106,13 +106,19 @@ impl AtmSocket {
     /// `connect`.
     ///
     /// # Errors
-    /// As Linux: EUNATCH without control (`Stack::control_atm`); EADDRNOTAVAIL for a
-    /// number that nobody has, ECONNREFUSED where nobody takes the call, EHOSTUNREACH where
-    /// there is no way or no circuit, EHOSTDOWN where the signalling link cannot be brought
-    /// up or is lost, ETIMEDOUT without an answer; ENETUNREACH where the interface does not
-    /// lead to the next hop; EINTR, after which the call is released. EINVAL for options out
-    /// of range, ENFILE when the stack's channels are all in use, ENOBUFS when there are too
-    /// many calls.
+    /// As Linux:
+    ///
+    /// - EUNATCH without control (`Stack::control_atm`).
+    /// - EADDRNOTAVAIL for an unassigned number.
+    /// - ECONNREFUSED if no listener accepts the call.
+    /// - EHOSTUNREACH without a route or a circuit.
+    /// - EHOSTDOWN if the signalling link cannot be brought up or is lost.
+    /// - ETIMEDOUT without an answer.
+    /// - ENETUNREACH if the interface does not lead to the next hop.
+    /// - EINTR, after which the call is released.
+    /// - EINVAL for options out of range.
+    /// - ENFILE when the stack's channels are all in use.
+    /// - ENOBUFS when there are too many calls.
     pub fn connect(stack: &StackHandle, to: impl Into<Sap>) -> io::Result<Self> {
         Self::connect_with(stack, to, &CallOptions::default())
     }
@@ -201,7 +207,7 @@ impl AtmSocket {
         self.inner.call.as_ref().map(|call| call.local)
     }
 
-    /// Returns the number at the other end of a call (`getpeername`); `None` for a
+    /// Returns the number at the other end of a call (`getpeername`). `None` for a
     /// permanent circuit, and for a caller that does not state its number.
     pub fn peer_number(&self) -> Option<Nsap> {
         self.inner.peer()

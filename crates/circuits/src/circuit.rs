@@ -35,7 +35,7 @@ pub struct CircuitInner {
     /// For a call between two applications of one manager: the socket that carries its
     /// payloads.
     pub(super) local: OnceLock<OwnedFd>,
-    /// Of a call: whose it is, and where it is.
+    /// The call, with its owner and state; `None` for a permanent circuit.
     pub(super) call: Option<Call>,
     pub(super) options: AtmOptions,
     /// Bytes of the longest payload that is sent: for a call, what both ends agreed on.
@@ -119,9 +119,10 @@ impl CircuitInner {
         self.place.get().copied()
     }
 
-    /// Its place while that is its own: until it is closed, after which it may be another's.
-    /// It is closed before the locks of reassembly and of each queue's sending half are taken
-    /// once more: what is done behind one of these, having looked there, is done before.
+    /// Returns its place while this socket owns it. Once closed, the place may belong to
+    /// another. After the close, the locks of reassembly and of each queue's sending half are
+    /// taken once more. Work that checks the place under one of these locks is therefore done
+    /// before another socket can own it.
     pub(super) fn open_place_now(&self) -> Option<Place> {
         self.place().filter(|_| self.placed.load(Ordering::Relaxed))
     }
@@ -169,7 +170,8 @@ impl CircuitInner {
             .place()
             .filter(|_| self.placed.swap(false, Ordering::Relaxed));
         if let Some(Place { circuit, label }) = place {
-            // Who sends has looked before, and is done, or does not send any more.
+            // A sender that saw the place open is done once its queue's lock was taken; a
+            // later one does not send.
             for queue in core.receiver.queues.iter() {
                 drop(lock(&queue.transmitter));
             }

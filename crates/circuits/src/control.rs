@@ -43,8 +43,8 @@ const ATTACHES: Duration = Duration::from_millis(1);
 pub struct AtmControl {
     /// The stack's number. The last byte, the selector, is each listener's own.
     pub number: Nsap,
-    /// Which end of the link this is. Of two ends that are linked directly one is the
-    /// network's side: only that names circuits, VCIs of VPI 0 from 32 on.
+    /// Which end of the link this is. If two ends are linked directly, one is the
+    /// network side. Only that side names circuits, VCIs of VPI 0 from 32 on.
     pub side: Side,
 }
 
@@ -121,8 +121,9 @@ impl Atm {
         core.channels
             .set_endpoint(link.id().index(), Some(endpoint));
         let mut signalling = Config::new(config.side);
-        // Of an earlier life of this end the other may still know, and would end a call for one
-        // with the same reference; of none it knows 0, which the first BGN must not have.
+        // The peer may remember an earlier run of this end, and would end a call because of
+        // one with the same reference. Without an earlier run it knows sequence number 0,
+        // which the first BGN must not have.
         let drawn = RandomState::new().hash_one(timer);
         signalling.first_reference = (drawn >> 8) as u32;
         signalling.link.first_sequence = (drawn % 255) as u8;
@@ -264,7 +265,7 @@ impl Atm {
             return;
         };
         self.with_control(core, |control| {
-            // Of a call that has ended the reference may be another's.
+            // The reference of an ended call may belong to another call.
             let own = (control.sockets.get(&id)).is_some_and(|it| ptr::eq(&**it, inner));
             if own {
                 control.let_go(core, id, Cause::NORMAL);
@@ -503,7 +504,8 @@ impl CircuitInner {
         })
     }
 
-    /// Payloads go both ways; of a call of ours, the longest that the called end takes.
+    /// Payloads flow both ways from now on. `longest`: for a call made here, the longest
+    /// payload that the called end accepts.
     pub(super) fn connected(&self, longest: usize) {
         if self.progress() == Progress::Connecting {
             let agreed = self.options.send_max.min(longest);

@@ -1,9 +1,9 @@
 //! Virtual circuits: sockets that carry AAL5 PDUs over ATM.
 //!
 //! An interface becomes an ATM interface when the next hop of its circuits is set
-//! (`Stack::attach_atm`). Each circuit has a label of its own (RFC 4717, the AAL5 PDU
-//! frame mode), by which the driver program finds its channel, as it finds that of a
-//! port.
+//! (`Stack::attach_atm`). Each circuit has a separate label (RFC 4717, the AAL5 PDU
+//! frame mode). By the label the driver program finds the circuit's channel, as it finds
+//! that of a port.
 //!
 //! ```text
 //!  channel ─► circuit ─► PDU in its frame ─► application
@@ -228,7 +228,7 @@ fn errno(errno: i32) -> io::Error {
     io::Error::from_raw_os_error(errno)
 }
 
-/// What waiting came to, where its end is a timeout's.
+/// Maps the error of a wait that ended at a timeout to ETIMEDOUT.
 fn timed_out(error: io::Error) -> io::Error {
     match error.kind() {
         io::ErrorKind::WouldBlock => errno(libc::ETIMEDOUT),
@@ -237,10 +237,10 @@ fn timed_out(error: io::Error) -> io::Error {
 }
 
 impl Atm {
-    /// Makes the interface one of ATM, whose circuits lead to `next_hop`, a neighbour on its
-    /// link: another stack, a switch of cells, a router. Frames go to its link address,
-    /// which is looked for as that of any neighbour. Circuits that are open go there from
-    /// now on, too.
+    /// Makes the interface an ATM interface whose circuits lead to `next_hop`, a neighbour
+    /// on its link: another stack, a cell switch, or a router. Frames go to its link
+    /// address, which is resolved like that of any neighbour. Circuits that are open already
+    /// lead there from now on, too.
     ///
     /// # Errors
     /// EOWNERDEAD in a forked child; `Unsupported` for an application of a manager.
@@ -454,7 +454,7 @@ impl AtmSocket {
             }
             core.netdev.check()?;
             // Frames that yield nothing end an attempt before the last of them. No edge comes
-            // for those that are left, and nobody sleeps while there are any.
+            // for the rest, and no thread sleeps while there are any.
             let left = waiting.has_input();
             if nonblocking && left {
                 self.inner

@@ -80,8 +80,8 @@ impl AtmListener {
     /// Listens for calls to a number of the stack: its address, with any last byte.
     ///
     /// # Errors
-    /// As Linux: EUNATCH without control (`Stack::control_atm`), EADDRNOTAVAIL for a number
-    /// that is not the stack's, EADDRINUSE when another listens there for the same; EINVAL
+    /// As Linux: EUNATCH without control (`Stack::control_atm`). EADDRNOTAVAIL for a number
+    /// that is not the stack's. EADDRINUSE when another listener has the same address. EINVAL
     /// for a backlog over 4,096, or 0, and for options out of range.
     pub fn bind(
         stack: &StackHandle,

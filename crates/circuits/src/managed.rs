@@ -130,7 +130,7 @@ impl Reader {
         }
     }
 
-    /// A message of this run's, behind all of earlier ones.
+    /// Handles a message of this run, after all messages of earlier runs.
     fn hear(&self, core: &Core, managed: &Managed, number: u64, buffer: &mut [u8]) {
         let connections = lock(&self.connections);
         let until = connections.range(..=number);
@@ -332,7 +332,7 @@ impl Managed {
         let reference = &incoming.reference;
         let (local, peer) = (Nsap(incoming.local), number(incoming.peer));
         let is_local = reference.local != 0;
-        // What is sent before the caller knows its end waits there.
+        // Data sent before the caller knows its end waits in the socket pair.
         let progress = match is_local {
             true => Progress::Connected,
             false => Progress::Accepted,
@@ -508,7 +508,7 @@ impl Managed {
     }
 }
 
-/// What a call is released with that could not be made here.
+/// Cause with which a call is released that could not be made here.
 const RELEASED: u8 = Cause::RESOURCES_UNAVAILABLE;
 
 /// An error as a socket has it: EUNATCH where there is no manager.

@@ -241,8 +241,8 @@ impl CircuitInner {
                 // Copied while the lock is held: nothing else is locked with it, and a trace
                 // locks.
                 let mut reassembly = lock(&Atm::of(core).reassembly);
-                // A part that was not taken before its place was closed is of no circuit, as 0.0
-                // is, which is never open: the place may be another's.
+                // A part that was not taken before its place was closed belongs to no circuit:
+                // the place may be another's. Circuit 0.0, which is never open, stands for none.
                 let circuit = self.open_place_now().map_or(NEVER_OPEN, |it| it.circuit);
                 let came = reassembly
                     .part(now, circuit, part.bytes, last)
@@ -456,7 +456,8 @@ impl<'a> Batch<'a> {
         }
     }
 
-    /// What the closure was not given because it panicked, in buffers of its own size.
+    /// Returns the PDUs that the closure did not receive because it panicked, each in a
+    /// buffer of its size.
     fn rest(&mut self) -> Vec<Owned> {
         let (circuit, core, shared) = (self.circuit, self.core, self.shared);
         let frames = self.run.iter().skip(self.given).flatten();
@@ -472,7 +473,7 @@ impl Drop for Batch<'_> {
         let rest = self.rest();
         (0..RUN).for_each(|place| self.end_frame(place));
         let done = std::mem::take(&mut self.done);
-        // As in keep_waiting: nobody gives back the credit of what waits before it is taken.
+        // As in keep_waiting: the credit of a waiting PDU is not returned before it is taken.
         let mut waiting = (!rest.is_empty()).then(|| lock(&self.circuit.waiting));
         self.shared.give_back(self.circuit.id(), done);
         if let Some(waiting) = &mut waiting {

@@ -34,14 +34,18 @@ impl AtmSocket {
     /// Sends one payload. An empty one is not sent, as by Linux.
     ///
     /// # Errors
-    /// EMSGSIZE over [`AtmOptions::send_max`] bytes, and where a payload needs more frames
-    /// than a queue sends from; ENETUNREACH where the interface does
-    /// not lead to the next hop, EHOSTUNREACH where that does not answer; EAGAIN when
-    /// nonblocking, and no frame is free or the next hop is still looked for; ENOBUFS when no
-    /// frame is free for 100 ms; ENODEV once the interface is no more; of a call ENOTCONN
-    /// before it is connected and EPIPE once it is released. On a call that was just
-    /// accepted it waits until the caller has acknowledged that; of a constant rate until the
-    /// cells before have ended at that rate, or EAGAIN.
+    /// - EMSGSIZE over [`AtmOptions::send_max`] bytes, and for a payload that needs more
+    ///   frames than a queue sends from.
+    /// - ENETUNREACH if the interface does not lead to the next hop.
+    /// - EHOSTUNREACH if the next hop does not answer.
+    /// - EAGAIN when nonblocking, if no frame is free or the next hop is being resolved.
+    /// - ENOBUFS when no frame is free for 100 ms.
+    /// - ENODEV once the interface is gone.
+    /// - For a call, ENOTCONN before it is connected and EPIPE once it is released.
+    ///
+    /// On a call that was just accepted, it waits until the caller has acknowledged that. At
+    /// a constant rate, it waits until the earlier cells have ended at that rate. When
+    /// nonblocking, it returns EAGAIN instead.
     pub fn send(&self, payload: &[u8]) -> io::Result<usize> {
         self.send_at(payload, false)
     }
@@ -109,8 +113,8 @@ impl AtmSocket {
                 _ => return Err(error),
             };
             if nonblocking {
-                // Nobody says when that ends, which is soon: an edge-triggered caller may
-                // try again.
+                // No event reports when that ends, which is soon: an edge-triggered caller
+                // may try again.
                 self.inner
                     .wait_queue
                     .notify_registrations(Events::SPACE_CAME);
@@ -149,7 +153,7 @@ impl AtmSocket {
                 return Err(errno(libc::EAGAIN));
             }
             waited = true;
-            // What was queued before is not to wait.
+            // Earlier queued payloads must not wait.
             inner.flush(core)?;
             let until = core.clock.instant_now() + (next - now);
             let not = Progress::Connected;

@@ -41,7 +41,7 @@ fn a_closed_circuit_is_used_by_its_old_socket_no_more() {
     let (sending, old) = (open(&near), open(&far));
     let long = [7; 3000];
     sending.send(&long).unwrap();
-    // Its parts are in the old socket's channel, and nobody has received.
+    // Its parts are in the old socket's channel, and no thread has received.
     let core = far.here().unwrap();
     for _ in 0..3 {
         core.receiver.round(core, false).unwrap();

@@ -144,7 +144,7 @@ impl Input {
         }
         let (prefix, duplicates) = match address {
             IpAddr::V4(_) => (32, None),
-            // Nobody could use it while the kernel looks for another that has it.
+            // It would be unusable while the kernel looks for another host that has it.
             IpAddr::V6(_) => (128, Some("nodad")),
         };
         let address = format!("{address}/{prefix}");

@@ -29,8 +29,8 @@ pub enum Labelled {
 }
 
 impl Arrived<'_> {
-    /// What follows the Ethernet header of a frame of a circuit: label, control word and
-    /// cells. `None` of a segment, and once it was sent on.
+    /// Returns the part of a circuit's frame behind the Ethernet header: label, control word
+    /// and cells. `None` for a segment, and once the frame was forwarded.
     pub fn labelled(&self) -> Option<Pieces<'_>> {
         match &self.content {
             Content::InFrame { place, .. } if place.labelled => self.content.packet(place.network),
@@ -49,9 +49,9 @@ impl Output {
         mtu.unwrap_or(0)
     }
 
-    /// Sends a frame of a circuit on by interface `to` to a neighbour on its link, where it
-    /// lies, with another label: its content is then gone from `arrived`. What is not sent
-    /// stays, as it was, and is not counted.
+    /// Forwards a circuit's frame in place by interface `to` to a neighbour on its link, with
+    /// another label. Its content is then gone from `arrived`. A frame that is not sent stays
+    /// unchanged, and is not counted.
     pub fn relabel(
         &mut self,
         to: usize,

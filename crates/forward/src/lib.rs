@@ -1,26 +1,29 @@
 //! Forwards TCP segments between interfaces, in place.
 //!
-//! A [`Forwarder`] has a stack on each of several interfaces, all over one frame memory,
-//! and on each stack a channel, to which the driver program gives everything that
-//! comes to the ports that the forwarder has claimed. One thread takes segments out of
-//! these channels ([`Forwarder::receive`]), says for each where it goes and with which
-//! headers ([`Output`]), and waits on all interfaces at once ([`Forwarder::wait`]). A
-//! segment whose payload goes to one place stays in its frame: new headers are written
-//! before the payload, the checksum is that of the old one with the header's words
-//! exchanged (RFC 1624), and the frame goes into the transmit ring of whichever
-//! interface leads there. Sent, it goes back to the queue that received it.
+//! A [`Forwarder`] has one stack on each of several interfaces. All stacks share one frame
+//! memory. Each stack has a channel, to which the driver program passes all segments to
+//! the ports that the forwarder has claimed. One thread:
 //!
-//! Connections that are known to be some are admitted to a channel of their own
-//! ([`Output::admit`]), so that a flood of SYNs at a port keeps none of their segments out.
-//! They are served first, and looked for again after every few segments of strangers.
+//! - takes segments out of these channels ([`Forwarder::receive`]);
+//! - determines the next interface and the new headers of each ([`Output`]);
+//! - waits on all interfaces at once ([`Forwarder::wait`]).
 //!
-//! Frames of virtual circuits come here, too, where their labels were claimed
-//! ([`Forwarder::claim_label`], [`Arrived::labelled`]), and leave with another label where
-//! they lie, or anew (`labelled`).
+//! A segment whose payload goes to one destination stays in its frame, and new headers are
+//! written before the payload. The checksum is updated by the words of the headers that
+//! change (RFC 1624). The frame enters the transmit ring of the interface that leads to the
+//! destination. Once sent, it returns to the queue that received it.
 //!
-//! Bounds: a channel holds so many frames as its limit says, and its credit is back as
-//! soon as the segment was handed on; what is on its way fills at most one transmit
-//! ring. No connection is known here, and nothing is acknowledged or repeated.
+//! Known connections are admitted to a separate channel ([`Output::admit`]), so that a flood
+//! of SYNs at a port keeps none of their segments out. They are served first, and looked for
+//! again after every few segments of strangers.
+//!
+//! Frames of virtual circuits arrive here, too, if their labels were claimed
+//! ([`Forwarder::claim_label`], [`Arrived::labelled`]). They leave with another label, in
+//! place or in a new frame (`labelled`).
+//!
+//! Bounds: a channel holds as many frames as its limit, and its credit returns as soon as
+//! the segment was handed on. Frames on their way fill at most one transmit ring. This crate
+//! knows no connections, and neither acknowledges nor retransmits.
 
 mod arrived;
 mod claims;
@@ -64,9 +67,9 @@ pub use output::{Heading, Output, OutputCounters};
 
 /// Frames that may wait in a port's channel of a queue: what four whole polls bring.
 const CHANNEL_LIMIT: u32 = 512;
-/// Of the frames of a queue's memory that may wait in the channel of admitted
+/// Divisor for the frames of a queue's memory that may wait in the channel of admitted
 /// connections. Several windows can come at once, and each frame dropped there costs a
-/// sender without SACK a round trip; half of the memory is left to the device.
+/// sender without SACK a round trip. Half of the memory is left to the device.
 const ADMITTED_PART: u32 = 4;
 /// A wait polls for as long as so many wake-ups take, or what was configured if that is
 /// longer. More than one, since a sleep costs more than the wake-up: until it is polled
@@ -83,7 +86,8 @@ fn protocols(_start: Start<'_>) -> io::Result<Vec<Arc<dyn Protocol>>> {
     Ok(vec![Arc::new(Forwarding::default())])
 }
 
-/// See the module's documentation.
+/// Forwards segments and circuits' frames between interfaces; see the [crate](crate)
+/// documentation.
 pub struct Forwarder {
     inputs: Vec<Input>,
     output: Output,
@@ -177,10 +181,10 @@ impl Forwarder {
         input.is_none_or(|input| input.stack.core().netdev.check().is_err())
     }
 
-    /// Looks for interfaces that were no more and are there again under their name, opens
-    /// them in threads of their own, and returns those that were opened since the last
-    /// call. An interface that was opened again has claimed nothing, and its frames are in
-    /// a memory of their own: what goes from or to it is copied.
+    /// Looks for interfaces that were gone and exist again under their name, and opens each
+    /// in a separate thread. Returns those that were opened since the last call. An interface
+    /// that was opened again has claimed nothing. Its frames are in a separate memory, so
+    /// segments from it and to it are copied.
     pub fn look_again(&mut self) -> Vec<usize> {
         let mut opened = Vec::new();
         if self.looked.elapsed() < LOOK_AGAIN {
@@ -244,13 +248,13 @@ impl Forwarder {
         self.input(interface)?.claim(address)
     }
 
-    /// Has everything that comes to these TCP ports, at any address of the host, by an
-    /// interface come here: the ports from which connections are made. They must be
-    /// none that the kernel gives to sockets without one.
+    /// Claims these TCP ports, from which connections are made, on one interface. All
+    /// segments to them, at any address of the host, arrive here. They must lie outside the
+    /// kernel's range of ephemeral ports.
     ///
     /// # Errors
-    /// EINVAL for an interface that there is not, for port 0, and, in words, for ports of
-    /// the kernel's range.
+    /// EINVAL for an unknown interface, for port 0, and, as a text, for ports of the
+    /// kernel's range.
     pub fn claim_ports(&mut self, interface: usize, ports: RangeInclusive<u16>) -> io::Result<()> {
         self.input(interface)?.claim_ports(ports)
     }
@@ -259,8 +263,8 @@ impl Forwarder {
     /// ([`Arrived::labelled`]): those to its link address behind this label (RFC 4717).
     ///
     /// # Errors
-    /// EINVAL for an interface that there is not; EADDRINUSE for a label that is somebody's;
-    /// ENOBUFS when the driver's tables are full.
+    /// EINVAL for an unknown interface. EADDRINUSE for a label that has an owner. ENOBUFS
+    /// when the driver's tables are full.
     pub fn claim_label(&mut self, interface: usize, label: Label) -> io::Result<()> {
         self.input(interface)?.claim_label(label)
     }
@@ -273,12 +277,12 @@ impl Forwarder {
         self.input(interface)?.release_label(label)
     }
 
-    /// Makes an address one of the interface's, so that the kernel answers ARP and
-    /// neighbour discovery for it, until the forwarder is dropped or the process ends,
-    /// however it does. One that the host has already stays.
+    /// Adds an address to the interface, so that the kernel answers ARP and neighbour
+    /// discovery for it. The address is removed when the forwarder is dropped or the process
+    /// ends, in whatever way. An address that the host has already stays.
     ///
     /// # Errors
-    /// EINVAL for an interface that there is not; what `ip address add` says.
+    /// EINVAL for an unknown interface. The errors of `ip address add`.
     pub fn add_address(&mut self, interface: usize, address: IpAddr) -> io::Result<()> {
         self.input(interface)?.add_address(address)
     }
@@ -300,8 +304,8 @@ impl Forwarder {
         })
     }
 
-    /// As [`Forwarder::receive`]; with `None` before each time that devices send: what it
-    /// puts out then shares the call with what it has put out for each.
+    /// As [`Forwarder::receive`], but also calls `each` with `None` before devices send. The
+    /// output of that call is sent together with the output for the segments.
     pub fn receive_batch(
         &mut self,
         mut each: impl FnMut(&mut Output, Option<&mut Arrived<'_>>),
@@ -319,7 +323,7 @@ impl Forwarder {
                 }
                 count += self.take(Part::Strangers, &mut each);
             }
-            // What has come meanwhile shares the call that has a device send.
+            // Segments that have arrived meanwhile share the call that makes a device send.
             let more = count > before && count < BURST as usize;
             let come = |any, input: &Input| input.has_come() || any;
             if !(more && self.inputs.iter().fold(false, come)) {
@@ -346,12 +350,12 @@ impl Forwarder {
             .sum()
     }
 
-    /// Polls every interface and sorts what has come; when that is nothing, sleeps until
-    /// something does, no longer than `most`. An interface that is down, or that is no more
-    /// ([`Forwarder::is_gone`]), keeps nobody from the others.
+    /// Polls every interface and sorts the frames that have arrived. If there are none, sleeps
+    /// until one arrives, no longer than `most`. An interface that is down or gone
+    /// ([`Forwarder::is_gone`]) does not block the others.
     ///
     /// # Errors
-    /// ENODEV when no interface is left; what a device reports; EINTR.
+    /// ENODEV when no interface is left. EINTR. The errors of a device.
     pub fn wait(&mut self, most: Option<Duration>) -> io::Result<()> {
         let has_input = || self.inputs.iter().any(Input::has_waiting);
         let most = if has_input() {
@@ -391,15 +395,15 @@ impl Forwarder {
         }
     }
 
-    /// Has `make` say what `stat` shows of the switch, if somebody asks; to be called now
-    /// and then, which costs next to nothing while nobody does.
+    /// Answers a pending `stat` request with the snapshot of the switch from `make`. The
+    /// caller calls it regularly. Without a request it costs next to nothing.
     pub fn answer_stat(&self, make: impl FnOnce() -> SwitchSnapshot) {
         if let Some(input) = self.inputs.first() {
             input.endpoint.status.answer(|| Answer::Segments(make()));
         }
     }
 
-    /// As [`Forwarder::answer_stat`], of a switch of cells.
+    /// As [`Forwarder::answer_stat`], for a cell switch.
     pub fn answer_stat_of_cells(&self, make: impl FnOnce() -> CellSwitchSnapshot) {
         if let Some(input) = self.inputs.first() {
             input.endpoint.status.answer(|| Answer::Cells(make()));
@@ -421,7 +425,7 @@ pub(crate) struct ForwardEndpoint {
 }
 
 impl ForwardEndpoint {
-    /// What the switch says of itself; none where there is none.
+    /// Returns the switch's snapshot; `None` if there is no switch.
     fn status(&self) -> Option<Answer> {
         self.status.ask()
     }
@@ -452,7 +456,7 @@ impl Endpoint for ForwardEndpoint {
     fn on_frames(self: Arc<Self>, _core: &Core, _channel: u16) {}
 }
 
-/// What forwards the frames of a stack, if anything does.
+/// The protocol that forwards the frames of a stack, once a forwarder has them.
 #[derive(Default)]
 pub struct Forwarding(OnceLock<Arc<ForwardEndpoint>>);
 

@@ -104,7 +104,7 @@ pub(super) struct Interface {
     neighbours: [Option<Found>; NEIGHBOURS],
     /// Link addresses of those whom an answer may go to before the kernel knows them.
     senders: Recent<IpAddr, MacAddress>,
-    /// Of each queue: there is something for the device.
+    /// Per queue: the device has frames to send.
     queued: Vec<bool>,
     /// The channel of admitted connections, and those.
     channel: Option<ChannelId>,
@@ -205,9 +205,9 @@ impl Output {
         }
     }
 
-    /// Sends a segment on by interface `to`, with new headers before the part of its
-    /// payload that is at `payload`, where it lies if it can: its content is then gone
-    /// from `arrived`. Dropped and counted what cannot be sent.
+    /// Forwards a segment by interface `to`, with new headers before the part of its payload
+    /// at `payload`. If possible it is forwarded in place, and its content is then gone from
+    /// `arrived`. A segment that cannot be sent is dropped and counted.
     pub fn forward(
         &mut self,
         to: usize,
@@ -291,9 +291,10 @@ impl Output {
         }
     }
 
-    /// Sends a segment with this payload by interface `to`, in a frame of the sender's.
-    /// `hint`: what it answers, whose sender is the next hop where the kernel knows none
-    /// for an answer to it. Dropped and counted what cannot be sent.
+    /// Sends a segment with this payload by interface `to`, in a frame of the sending queue.
+    /// `hint`: the segment that it answers. If the kernel knows no next hop for the answer,
+    /// the sender of that segment is used. A segment that cannot be sent is dropped and
+    /// counted.
     pub fn send(
         &mut self,
         to: usize,
@@ -317,7 +318,7 @@ impl Output {
         }
     }
 
-    /// Sends a part of what has come in a frame of the sender's.
+    /// Sends a part of an arrived payload in a frame of the sending queue.
     fn copy_to(
         &mut self,
         to: usize,
@@ -425,9 +426,9 @@ impl Output {
         });
     }
 
-    /// Remembers the link address that a segment came from. What is sent to its sender
-    /// goes there while the kernel looks for the next hop, also if it answers no segment:
-    /// the answer to a SYN may be caused by somebody else's.
+    /// Remembers the link address that a segment came from. Segments to its sender go there
+    /// while the kernel resolves the next hop, also if they answer no segment. A segment of
+    /// another host may cause the answer to a SYN.
     pub fn remember_sender(&mut self, arrived: &Arrived<'_>) {
         let Some((remote, neighbour)) = arrived.sender() else {
             return;
@@ -456,7 +457,7 @@ impl Output {
         self.counted(found)
     }
 
-    /// What was found; counted if that is nothing.
+    /// Returns the address that was found; counts the cause if there is none.
     pub(super) fn counted(&mut self, found: Result<MacAddress, Missing>) -> Option<MacAddress> {
         match found {
             Ok(neighbour) => return Some(neighbour),

@@ -11,7 +11,7 @@ use tidewall_stack::snapshot::{CellSwitchSnapshot, SwitchSnapshot};
 /// How long an answer may take: many of the longest waits of a switch.
 const LIMIT: Duration = Duration::from_secs(2);
 
-/// What a question is answered with.
+/// The answer to a question.
 #[derive(Clone, Debug, PartialEq)]
 pub(crate) enum Answer {
     /// By the transport switch.
@@ -20,23 +20,23 @@ pub(crate) enum Answer {
     Cells(CellSwitchSnapshot),
 }
 
-/// Where a question waits for its answer.
+/// A question that waits for its answer.
 #[derive(Default)]
 pub(super) struct Status {
-    /// There is a question: all that is looked at in each round.
+    /// There is a question. Each round reads this flag alone.
     wanted: AtomicBool,
     asked: Mutex<Asked, rank::Leaf>,
 }
 
 #[derive(Default)]
 struct Asked {
-    /// Somebody answers.
+    /// A thread answers questions.
     answers: bool,
     by: Option<SyncSender<Answer>>,
 }
 
 impl Status {
-    /// From now on questions wait for [`Status::answer`], or, if not `answers`, none does.
+    /// Sets whether questions wait for [`Status::answer`].
     pub(super) fn set_answers(&self, answers: bool) {
         *lock(&self.asked) = Asked { answers, by: None };
     }
@@ -56,7 +56,7 @@ impl Status {
         answer.recv_timeout(LIMIT).ok()
     }
 
-    /// Answers who has asked, if anybody has.
+    /// Answers the pending question, if any.
     pub(super) fn answer(&self, make: impl FnOnce() -> Answer) {
         if !self.wanted.load(Ordering::Relaxed) {
             return;
@@ -94,7 +94,7 @@ mod tests {
         assert_eq!(asking.join().unwrap(), Some(snapshot));
     }
 
-    /// Who ends keeps nobody waiting.
+    /// A thread that stops answering keeps no caller waiting.
     #[test]
     fn a_question_ends_with_who_would_answer() {
         let status = Arc::new(Status::default());

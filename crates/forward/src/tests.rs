@@ -38,7 +38,7 @@ fn address(last: u8, v6: bool) -> IpAddr {
     }
 }
 
-/// Of the forwarder by a link, and of the host at its other end.
+/// Returns the addresses of the forwarder on a link, and of the host at its other end.
 fn ends(link: usize, v6: bool) -> (IpAddr, IpAddr) {
     let number = link as u8;
     (address(1 + 2 * number, v6), address(2 + 2 * number, v6))
@@ -151,7 +151,8 @@ impl Bed {
         self.forwarder.receive(forward)
     }
 
-    /// What the forwarder sent by a link: sequence numbers and payloads, all checked.
+    /// Returns the segments that the forwarder sent by a link: sequence numbers and
+    /// payloads, all checked.
     fn sent(&self, link: usize) -> Vec<(u32, Vec<u8>)> {
         let captured = self.links[link].1.take();
         let sent = captured.iter().filter(|frame| frame.from == Side::A);
@@ -440,7 +441,7 @@ fn a_link_that_is_down_keeps_nobody_from_the_others() {
     assert_eq!(bed.sent(2), []);
     let counters = bed.forwarder.output().counters();
     assert_eq!((counters.in_place, counters.down), (4, 2));
-    // What waits goes when the link is up and something is sent there.
+    // Waiting frames leave when the link is up and another frame is sent there.
     bed.links[2].0.set_down(Side::A, false);
     let frame = from_host(0, false, 9, b"to one", Checksum::Software);
     bed.links[0].0.inject(Side::A, &frame);
@@ -587,8 +588,8 @@ fn step() -> impl Strategy<Value = Step> {
 
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(64))]
-    /// Whatever comes, goes, and is refused: in the end every frame is back with the
-    /// queue that receives into it, and none is anybody else's.
+    /// Whatever arrives, leaves and is rejected, in the end every frame is back with the
+    /// queue that receives into it, and with no other.
     #[test]
     fn no_frame_is_lost_or_had_twice(steps in prop::collection::vec(step(), 1..60)) {
         let config = LinkConfig {

@@ -1,8 +1,8 @@
 //! Sockets of UDP and TCP.
 //!
 //! Lives here: [`UdpSocket`], [`TcpListener`], [`TcpStream`], the kernel sockets that hold
-//! their ports, and the state of both protocols ([`udp::Udp`], [`tcp::Tcp`]), which are
-//! registered with a stack when that starts. Does not live here: packet formats, protocol
+//! their ports, and the state of both protocols ([`udp::Udp`], [`tcp::Tcp`]). A stack
+//! registers the protocols when it starts. Does not live here: packet formats, protocol
 //! rules, demultiplexing, readiness.
 //!
 //! Read first: LRP §3 (protocol processing in the receiver's context);
@@ -17,7 +17,7 @@ pub mod tcp;
 pub mod udp;
 
 pub mod listener_holders {
-    //! What processes state of a listening kernel socket that they share.
+    //! Coordination of the processes that share a listening kernel socket.
     pub use crate::tcp::listener::holders::{
         Sharer, Watcher, another_listens, is_owned, note_accepting, note_inherited, other_user,
     };
@@ -30,7 +30,7 @@ pub use udp::{BindOptions, MtuDiscover, Received, UdpSocket};
 
 #[cfg(test)]
 mod testing {
-    //! What unit tests need.
+    //! Support for unit tests.
 
     use std::io;
     use std::sync::Arc;

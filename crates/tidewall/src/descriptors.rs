@@ -1,4 +1,4 @@
-//! The table of descriptors of one application, with the calls on sockets.
+//! The table of one application's descriptors, with the calls on sockets.
 
 use std::io::{self, IoSlice, IoSliceMut};
 use std::net::{Shutdown, SocketAddr};
@@ -13,6 +13,20 @@ use crate::{OpenFile, Stack};
 ///
 /// Opening, closing, duplicating, `select`, `poll`, epoll and event queues are those of
 /// [`tidewall_readiness::Descriptors`].
+///
+/// ```no_run
+/// use tidewall::descriptor::Flags;
+/// use tidewall::{Descriptors, EmbeddedConfig, ListenOptions, Stack};
+///
+/// let stack = Stack::embedded(EmbeddedConfig::new("eth0"))?;
+/// let table = Descriptors::new(&stack, 1024);
+/// let address = ([0, 0, 0, 0], 80).into();
+/// let listener = table.listen(address, ListenOptions::default(), Flags::default())?;
+/// let (connection, peer) = table.accept4(listener, Flags::NONBLOCK)?;
+/// println!("descriptor {connection}: {peer:?}");
+/// table.close(connection)?;
+/// # std::io::Result::Ok(())
+/// ```
 #[derive(Clone, Debug)]
 pub struct Descriptors {
     table: descriptor::Descriptors<OpenFile>,
@@ -28,25 +42,25 @@ impl Deref for Descriptors {
 }
 
 impl Descriptors {
-    /// An empty table of descriptors below `limit` (RLIMIT_NOFILE, at most
-    /// 2^31 − 1). Its memory grows with what is used, not with the limit.
+    /// Creates an empty table of descriptors below `limit` (RLIMIT_NOFILE, at most
+    /// 2^31 − 1). Its memory grows with the descriptors in use, not with the limit.
     pub fn new(stack: &Stack, limit: u32) -> Self {
         Self::with_allocator(stack, limit, Allocator::Bitmap)
     }
 
-    /// As [`Descriptors::new`], with a choice of how free numbers are found.
+    /// As [`Descriptors::new`], with a choice of how free descriptors are found.
     pub fn with_allocator(stack: &Stack, limit: u32, allocator: Allocator) -> Self {
         let table = descriptor::Descriptors::with_allocator(stack, limit, allocator);
         let stack = stack.clone();
         Descriptors { table, stack }
     }
 
-    /// The stack that the sockets are of.
+    /// Returns the stack of the sockets.
     pub fn stack(&self) -> &Stack {
         &self.stack
     }
 
-    /// The table of a child process, with the same open files (fork(2)).
+    /// Returns the table of a child process, with the same open files (fork(2)).
     ///
     /// # Errors
     /// ENOMEM.

@@ -1,4 +1,4 @@
-//! Open files, which descriptors name.
+//! Open files, the objects that descriptors name.
 
 use std::borrow::Cow;
 use std::io::{self, IoSlice, IoSliceMut};
@@ -184,9 +184,11 @@ impl OpenFile {
     }
 
     /// `recvmsg`: as [`OpenFile::read`], and returns the sender of a datagram. `flags`:
-    /// MSG_DONTWAIT, MSG_NOSIGNAL; for a stream MSG_PEEK (the first buffer alone), MSG_WAITALL
-    /// and MSG_TRUNC; for a datagram MSG_PEEK and MSG_TRUNC; for kernel files any that the
-    /// kernel accepts.
+    ///
+    /// - any file: MSG_DONTWAIT, MSG_NOSIGNAL;
+    /// - a stream: MSG_PEEK (the first buffer alone), MSG_WAITALL, MSG_TRUNC;
+    /// - a datagram: MSG_PEEK, MSG_TRUNC;
+    /// - a kernel file: any that the kernel accepts.
     ///
     /// # Errors
     /// As [`OpenFile::read`]; ENOTSOCK; EOPNOTSUPP for other flags.
@@ -243,8 +245,8 @@ impl OpenFile {
     /// Writes several buffers, in turn: `write` and `writev`.
     ///
     /// # Errors
-    /// EAGAIN, EINTR; EPIPE, for a listener too; EDESTADDRREQ for a datagram
-    /// without a peer; EINVAL for over 1,024 buffers; what the connection, ICMP
+    /// EAGAIN, EINTR. EPIPE, also for a listener. EDESTADDRREQ for a datagram
+    /// without a peer. EINVAL for over 1,024 buffers. Errors that the connection, ICMP
     /// or the kernel reports.
     pub fn write(&self, buffers: &[IoSlice<'_>]) -> io::Result<usize> {
         match self {
@@ -258,9 +260,12 @@ impl OpenFile {
     }
 
     /// `sendmsg`: as [`OpenFile::write`]. A datagram goes to the address if there is one;
-    /// a stream ignores it, as on Linux. `flags`: MSG_NOSIGNAL; for a stream or a circuit
-    /// MSG_DONTWAIT; for a stream MSG_MORE, MSG_EOR, MSG_ZEROCOPY; for kernel files any
-    /// that the kernel accepts.
+    /// a stream ignores it, as on Linux. `flags`:
+    ///
+    /// - any file: MSG_NOSIGNAL;
+    /// - a stream or a circuit: MSG_DONTWAIT;
+    /// - a stream: MSG_MORE, MSG_EOR, MSG_ZEROCOPY;
+    /// - a kernel file: any that the kernel accepts.
     ///
     /// # Errors
     /// As [`OpenFile::write`]; ENOTSOCK; EOPNOTSUPP for other flags; what
@@ -351,9 +356,9 @@ impl OpenFile {
     /// Closes one half of a connection, or both.
     ///
     /// # Errors
-    /// ENOTCONN. It is also reported for a datagram socket without a peer, which is shut
-    /// all the same, as by Linux, and for a listener that was shut down before
-    /// ([`TcpListener::shutdown`]). ENOTSOCK.
+    /// ENOTSOCK. ENOTCONN, also for a listener that was shut down before
+    /// ([`TcpListener::shutdown`]). A datagram socket without a peer reports ENOTCONN too,
+    /// but is shut down all the same, as by Linux.
     pub fn shutdown(&self, how: Shutdown) -> io::Result<()> {
         match self {
             OpenFile::Stream(stream) => stream.shutdown(how),
@@ -392,7 +397,7 @@ impl OpenFile {
         }
     }
 
-    /// The local address (`getsockname`), if it is an internet one.
+    /// Returns the local address (`getsockname`), if it is an internet one.
     ///
     /// # Errors
     /// ENOTSOCK; what the kernel reports.
@@ -408,7 +413,7 @@ impl OpenFile {
         }
     }
 
-    /// The peer's address (`getpeername`), if it is an internet one.
+    /// Returns the peer's address (`getpeername`), if it is an internet one.
     ///
     /// # Errors
     /// ENOTCONN, ENOTSOCK.
@@ -468,7 +473,7 @@ impl OpenFile {
 }
 
 impl OpenFile {
-    /// Returns the part that contexts poll.
+    /// Returns the inner file, which contexts poll.
     fn polled(&self) -> &dyn File {
         match self {
             OpenFile::Stream(stream) => stream,

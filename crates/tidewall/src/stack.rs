@@ -28,8 +28,8 @@ use tidewall_stack::threads::Waitable;
 #[cfg(feature = "testutil")]
 use {tidewall_stack::clock::VirtualTime, tidewall_stack::stack::MemoryConfig};
 
-/// The protocols of every stack. Those looked up most often come first; an operator sees
-/// them in the reverse order, and so they end.
+/// Creates the protocols of every stack. Those looked up most often come first. They are
+/// shown to an operator, and ended, in the reverse order.
 fn protocols(start: Start<'_>) -> io::Result<Vec<Arc<dyn Protocol>>> {
     Ok(vec![
         Arc::new(Tcp::new(start)?),
@@ -45,13 +45,30 @@ fn protocols(start: Start<'_>) -> io::Result<Vec<Arc<dyn Protocol>>> {
 
 /// A stack: the queues of a device, in the application's process, and its sockets.
 ///
+/// ```no_run
+/// use std::time::Duration;
+/// use tidewall::{EmbeddedConfig, Stack, UdpSocket};
+///
+/// let stack = Stack::embedded(EmbeddedConfig::new("eth0"))?;
+/// let queries = UdpSocket::bind(&stack, ([0, 0, 0, 0], 53).into())?;
+/// let control = UdpSocket::bind(&stack, ([0, 0, 0, 0], 5300).into())?;
+/// control.set_priority(6)?;
+/// let sockets = [&queries, &control];
+/// for index in stack.wait(&sockets, Some(Duration::from_secs(1)))? {
+///     let mut buffer = [0; 512];
+///     let (length, source) = sockets[index].recv_from(&mut buffer)?;
+///     println!("{length} bytes from {source}");
+/// }
+/// # std::io::Result::Ok(())
+/// ```
+///
 /// Clones share it. It closes its device when the last clone and the last socket are gone.
-/// [`StackHandle`] has what concerns all protocols.
+/// [`StackHandle`] has the calls that concern all protocols.
 ///
 /// A stack belongs to one process. In a forked child every call that needs it fails with
-/// EOWNERDEAD, and dropping it or its sockets does nothing. What the child inherited of the
-/// interface and the ports is closed at once, so that the parent's end frees them. A server
-/// that forks workers forks first and starts one stack per worker.
+/// EOWNERDEAD, and dropping it or its sockets does nothing. The child closes its inherited
+/// descriptors of the interface and the ports at once, so that the parent's end frees them.
+/// A server that forks workers forks first and starts one stack per worker.
 #[derive(Clone)]
 pub struct Stack {
     handle: StackHandle,
@@ -76,48 +93,53 @@ impl Stack {
     /// socket owns stay with the kernel, through bounded channels.
     ///
     /// # Errors
-    /// `NotFound` where there is no such interface; `Unsupported` where its driver takes no
-    /// such program; EPERM without CAP_NET_ADMIN, CAP_NET_RAW, CAP_BPF and CAP_PERFMON (and
-    /// CAP_SYS_NICE for host architectures); EBUSY when something else is
-    /// attached to the interface; EINVAL for a configuration out of range.
+    /// - `NotFound` if there is no such interface.
+    /// - `Unsupported` if its driver accepts no such program.
+    /// - EPERM without CAP_NET_ADMIN, CAP_NET_RAW, CAP_BPF and CAP_PERFMON (and
+    ///   CAP_SYS_NICE for host architectures).
+    /// - EBUSY if another program is attached to the interface.
+    /// - EINVAL for a configuration out of range.
     pub fn embedded(config: EmbeddedConfig) -> io::Result<Self> {
         StackHandle::embedded(config, protocols).map(|handle| Stack { handle })
     }
 
-    /// A stack of a process that needs no privilege: the interface is a manager's, who
-    /// listens at a path (`tidewalld`) and hands over queues. While it is gone, what is
-    /// there goes on; sockets are bound when it is back.
+    /// Starts a stack in a process that needs no privilege. A manager (`tidewalld`), which
+    /// listens at a path, owns the interface and hands over queues. While the manager is
+    /// gone, existing sockets continue to work; new sockets are bound when it is back.
     ///
-    /// Of `config` the manager decides what concerns the device: the interface, its queues
-    /// and where the driver program runs; there are neither threads that receive nor
-    /// traffic classes. The process serves no `tidewall stat` by itself. In private mode
-    /// policy and spin of `config` hold while the application is alone on the device, which
-    /// it then polls itself; otherwise a thread of the kernel's does, and a thread that
-    /// waits sleeps.
+    /// The manager overrides the part of `config` that concerns the device: the interface,
+    /// its queues and where the driver program runs. There are neither threads that receive
+    /// nor traffic classes. The process does not answer `tidewall stat` itself.
+    ///
+    /// In private mode, the policy and spin of `config` hold while the application is alone
+    /// on the device, which it then polls itself. Otherwise a kernel thread polls, and a
+    /// thread that waits sleeps.
     ///
     /// # Errors
-    /// `NotFound`, `ConnectionRefused` where no manager listens; EPERM for a user that it
-    /// does not trust; EBUSY while another application has the queues; EINVAL for a
-    /// configuration out of range, or before Linux 6.4.
+    /// - `NotFound`, `ConnectionRefused` if no manager listens.
+    /// - EPERM for a user that the manager does not trust.
+    /// - EBUSY while another application has the queues.
+    /// - EINVAL for a configuration out of range, or before Linux 6.4.
     pub fn managed(manager: &Path, config: EmbeddedConfig) -> io::Result<Self> {
         StackHandle::managed(manager, config, protocols).map(|handle| Stack { handle })
     }
 
-    /// A stack at the far end of a tap that it makes. It is a host of its own:
-    /// ports are its own too, no kernel socket holds them, and nobody answers
-    /// what comes for no socket of it.
+    /// Creates a tap and starts a stack at its far end. The stack is a separate host with
+    /// separate ports, which no kernel socket holds. Frames for none of its sockets are not
+    /// answered.
     ///
     /// # Errors
-    /// EINVAL for a configuration out of range or without addresses; EBUSY when
-    /// there is an interface of this name; EPERM without CAP_NET_ADMIN; ENOENT
-    /// where the kernel has no /dev/net/tun.
+    /// - EINVAL for a configuration out of range or without addresses.
+    /// - EBUSY if there is an interface of this name.
+    /// - EPERM without CAP_NET_ADMIN.
+    /// - ENOENT if the kernel has no /dev/net/tun.
     pub fn tap(config: TapConfig) -> io::Result<Self> {
         StackHandle::tap(config, protocols).map(|handle| Stack { handle })
     }
 
     #[cfg(feature = "testutil")]
-    /// A stack on one end of an in-memory link: no privileges, no kernel, and
-    /// whatever clock the link has.
+    /// Starts a stack on one end of an in-memory link, without privileges or a kernel, on
+    /// the link's clock.
     ///
     /// # Errors
     /// ENOMEM.
@@ -126,11 +148,10 @@ impl Stack {
     }
 
     #[cfg(feature = "testutil")]
-    /// As [`Stack::in_memory`], with `clock` for the protocols' own timers:
-    /// time since any fixed moment. Timeouts of calls that wait are in real time
-    /// all the same. Nothing happens by itself: frames and timers are seen to
-    /// when somebody calls, and connections that were closed are driven by
-    /// calls about others, or not at all.
+    /// As [`Stack::in_memory`], with `clock` for the protocols' timers: the time since any
+    /// fixed moment. Timeouts of calls that wait remain in real time. No thread runs in the
+    /// background: frames and timers are processed during calls. Closed connections are
+    /// driven by calls on others, or not at all.
     ///
     /// # Errors
     /// ENOMEM.
@@ -144,8 +165,8 @@ impl Stack {
     }
 
     #[cfg(feature = "testutil")]
-    /// As [`Stack::in_memory`], on virtual time: timeouts of calls that wait are on
-    /// that clock too.
+    /// As [`Stack::in_memory`], on virtual time, which also applies to timeouts of calls
+    /// that wait.
     ///
     /// # Errors
     /// ENOMEM.
@@ -157,9 +178,9 @@ impl Stack {
         StackHandle::on_virtual_time(port, config, time, protocols).map(|handle| Stack { handle })
     }
 
-    /// Waits until one of `sockets` has something to receive. Returns their
-    /// places in the list, highest priority first ([`UdpSocket::set_priority`]);
-    /// none on timeout. `None` waits for ever.
+    /// Waits until one of `sockets` has a datagram to receive. Returns the indices of those
+    /// that have one, highest priority first ([`UdpSocket::set_priority`]), and none on
+    /// timeout. `None` waits for ever.
     ///
     /// # Errors
     /// EINTR when a signal arrives; EINVAL for a socket of another stack.
@@ -181,55 +202,56 @@ impl Stack {
         Ok(ready)
     }
 
-    /// The kernel's parameters of TCP as they were when the stack started, or as
-    /// `Stack::set_sysctl` has set them: what its connections begin with.
+    /// Returns the TCP parameters with which connections begin: those of the kernel when
+    /// the stack started, or those of [`Stack::set_sysctl`].
     pub fn sysctl(&self) -> Sysctl {
         settings::sysctl(self)
     }
 
-    /// Sets the keys of Fast Open cookies (`tcp_fastopen_key`): for several
-    /// machines that serve one address. At the start they are the network
-    /// namespace's, or random where that has none.
+    /// Sets the keys of Fast Open cookies (`tcp_fastopen_key`), for several machines that
+    /// serve one address. The default is the network namespace's keys, or random ones if it
+    /// has none.
     pub fn set_fast_open_keys(&self, keys: FastOpenKeys) {
         settings::set_fast_open_keys(self, keys);
     }
 
-    /// Sets for how long no client uses Fast Open once the network seems to have
-    /// swallowed it (`tcp_fastopen_blackhole_timeout_sec`, in whole seconds, an hour
-    /// unless set; zero goes on using it).
+    /// Sets for how long no client uses Fast Open once the network seems to have dropped it
+    /// (`tcp_fastopen_blackhole_timeout_sec`). The unit is whole seconds and the default is
+    /// an hour. With zero, clients continue to use it.
     pub fn set_fast_open_black_hole(&self, time: Duration) {
         settings::set_fast_open_black_hole(self, time);
     }
 
-    /// The keys of Fast Open cookies (`Stack::set_fast_open_keys`).
+    /// Returns the keys of Fast Open cookies ([`Stack::set_fast_open_keys`]).
     pub fn fast_open_keys(&self) -> FastOpenKeys {
         settings::fast_open_keys(self)
     }
 
-    /// Draws a new key for Fast Open cookies. Those that the last one has made are
-    /// still taken, and replaced; older ones no more (RFC 7413 §4.1.2 wants this
-    /// done now and then).
+    /// Draws a new key for Fast Open cookies. Cookies of the previous key are still
+    /// accepted, and replaced; older ones are not. RFC 7413 §4.1.2 asks for a new key from
+    /// time to time.
     ///
     /// # Errors
-    /// What `/dev/urandom` reports.
+    /// Those of `/dev/urandom`.
     pub fn rotate_fast_open_key(&self) -> io::Result<()> {
         settings::rotate_fast_open_key(self)
     }
 
-    /// Has the stack say what other processes do to adopted listeners. The first watcher stays.
+    /// Reports to `watcher` what other processes do to adopted listeners. Only the first
+    /// watcher counts.
     pub fn on_shared_listener(&self, watcher: Watcher) {
         settings::on_shared_listener(self, watcher);
     }
 
     #[cfg(feature = "atm")]
-    /// Controls the circuits of the interface in this stack: sockets call and are called
-    /// by [`AtmSocket::connect`] and [`AtmListener`]. Signalling runs on circuit 0.5 (UNI
-    /// 3.1), which the other end of the link, a stack or a switch, must do as well. The
-    /// link is brought up by the first call, of either end.
+    /// Controls the circuits of the interface in this stack: sockets make calls by
+    /// [`AtmSocket::connect`] and accept them by [`AtmListener`]. Signalling runs on circuit
+    /// 0.5 (UNI 3.1); the other end of the link, a stack or a switch, must signal there as
+    /// well. The first call of either end brings the link up.
     ///
     /// # Errors
-    /// EADDRINUSE when the interface is controlled already, or circuit 0.5 is open; ENODEV
-    /// where it is none of ATM (`Stack::attach_atm`); what binding a circuit reports.
+    /// EADDRINUSE if the interface is controlled already, or circuit 0.5 is open. ENODEV if
+    /// it is not an ATM interface ([`Stack::attach_atm`]). Those of binding a circuit.
     ///
     /// [`AtmSocket::connect`]: crate::AtmSocket::connect
     /// [`AtmListener`]: super::AtmListener
@@ -238,8 +260,8 @@ impl Stack {
     }
 
     #[cfg(feature = "atm")]
-    /// True where the stack controls its circuits, or its manager does; in a forked child
-    /// never.
+    /// Returns true if the stack or its manager controls its circuits; never in a forked
+    /// child.
     pub fn controls_atm(&self) -> bool {
         Atm::controls_atm(self)
     }
@@ -247,8 +269,8 @@ impl Stack {
     #[cfg(feature = "atm")]
     /// Makes the interface an ATM interface whose circuits lead to `next_hop`, a neighbour
     /// on its link: another stack, a cell switch, or a router. Frames go to its link
-    /// address, which is resolved like that of any neighbour. Open circuits lead there from
-    /// now on, too.
+    /// address, which is resolved like that of any neighbour. Circuits that are open already
+    /// lead there from now on, too.
     ///
     /// # Errors
     /// EOWNERDEAD in a forked child; `Unsupported` for an application of a manager.
@@ -256,33 +278,36 @@ impl Stack {
         Atm::attach_atm(self, next_hop)
     }
 
-    /// Sets the bytes of memory that data of all TCP connections may take: what waits
-    /// to be read, came out of order, or was written and not acknowledged. From two
-    /// thirds of it on nothing is held out of order and windows and buffers stay small;
-    /// at the limit no connection holds more than 4 KiB of new data either way, nobody
-    /// new gets in, and the largest connections that are closed are reset (Linux
-    /// `tcp_mem`). What an application has not read, and what a connection that is not
-    /// closed has to send, is kept.
+    /// Sets the bytes of memory for the data of all TCP connections (Linux `tcp_mem`): data
+    /// that is unread, out of order, or written and not acknowledged.
+    ///
+    /// From two thirds of the limit on, no data is held out of order, and windows and buffers
+    /// stay small. At the limit:
+    ///
+    /// - no connection holds more than 4 KiB of new data in either direction;
+    /// - no new connection is accepted;
+    /// - the largest closed connections are reset.
+    ///
+    /// Data that an application has not read, or that an open connection has to send, is
+    /// kept.
     pub fn set_tcp_memory(&self, bytes: u64) {
         settings::set_tcp_memory(self, bytes);
     }
 
-    /// Sets how many connections that are closed the stack drives at most, until
-    /// what was written has arrived; those closed beyond are reset (Linux
+    /// Sets the maximum number of closed connections that the stack drives until their
+    /// written data has arrived. Those closed beyond it are reset (Linux
     /// `tcp_max_orphans`).
     pub fn set_tcp_orphans(&self, connections: u64) {
         settings::set_tcp_orphans(self, connections);
     }
 
-    /// The process is about to end, and with it all sockets, of which none is used any
-    /// more: connections that were closed send what they have, for a while. In a forked
-    /// child it does nothing.
+    /// Waits a while for closed connections to send their data. The caller is a process that
+    /// is about to end and no longer uses any socket. In a forked child it does nothing.
     pub fn linger(&self) {
         settings::linger(self);
     }
 
-    /// Changes the kernel's parameters of TCP, for connections that begin from now
-    /// on.
+    /// Sets the TCP parameters of connections that begin from now on.
     pub fn set_sysctl(&self, sysctl: &Sysctl) {
         settings::set_sysctl(self, sysctl);
     }

@@ -33,7 +33,7 @@ impl AcpStream {
     /// Connects, and waits until the peer has answered.
     ///
     /// # Errors
-    /// Those of [`TcpStream::connect`]; EPROTONOSUPPORT for a peer that does not support
+    /// Those of [`TcpStream::connect`]. EPROTONOSUPPORT for a peer that does not support
     /// ACP, and for one that only the kernel reaches: on this host, or not by the stack's
     /// interface.
     pub fn connect(stack: &StackHandle, address: SocketAddr) -> io::Result<Self> {
@@ -140,7 +140,7 @@ pub struct AcpListener {
 }
 
 impl AcpListener {
-    /// The listener beneath.
+    /// Returns the underlying listener.
     pub fn into_listener(self) -> TcpListener {
         self.listener
     }

@@ -1,10 +1,11 @@
 //! Channels that many connections share, and the driver's table of flows.
 //!
 //! Connections without a channel of their own ([`super::lending`]) share one, and
-//! those in TIME-WAIT another, small and emptied last. In both the driver gives each
-//! flow a part only
-//! ([`ApplicationTables::set_share`](tidewall_device::demux::ApplicationTables::set_share)), as it does
-//! half-open ones in their listener's.
+//! those in TIME-WAIT another, small and emptied last. In both, the driver limits each flow
+//! to a share ([`ApplicationTables::set_share`]), as it limits half-open flows in the channel
+//! of their listener.
+//!
+//! [`ApplicationTables::set_share`]: tidewall_device::demux::ApplicationTables::set_share
 
 use std::io;
 use std::sync::Arc;
@@ -35,8 +36,8 @@ const TIME_WAIT_SHARE: u32 = 4;
 /// A flow gets one frame in this many of any other channel that it shares.
 const PARTS: u32 = 16;
 /// Frames per flow in its handshake: the segment that ends it and an initial window of
-/// ten segments (RFC 6928), which the peer may send a second time before the listener's
-/// thread runs.
+/// ten segments (RFC 6928). The peer may send the window a second time before the
+/// listener's thread runs.
 const HALF_OPEN_SHARE: u32 = 32;
 /// Frames per flow that may wait in the shared channel, per queue.
 pub(super) const SHARED_MOST: u16 = SHARED_LIMIT.div_ceil(PARTS) as u16;

@@ -372,8 +372,8 @@ impl ConnectionInner {
     }
 
     /// Updates the timer. A timer that expires early costs one check; moving it back with
-    /// each segment would cost more. An exception is a timer for data that is
-    /// acknowledged by now, with nothing else in flight: it would wake a sleeping thread
+    /// each segment would cost more. The exception is a timer for data that is
+    /// acknowledged by now, with nothing else in flight. It would wake a sleeping thread
     /// after each answer of a server.
     fn update_timer(&self, core: &Core, state: &mut State) {
         let due = state.connection.next_timeout();

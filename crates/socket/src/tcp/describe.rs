@@ -1,4 +1,4 @@
-//! What an operator sees of TCP.
+//! TCP as shown to an operator.
 
 use tidewall_protocol::tcp::State;
 use tidewall_stack::core::Core;

@@ -17,9 +17,9 @@ use super::Tcp;
 
 /// Most servers that are remembered (RFC 7413 §4.1.3 requires a bound).
 const SERVERS_MAX: usize = 4096;
-/// SYNs in a row that were lost with their data before Fast Open is disabled for a
-/// server, and for how long then; doubled with each further one.
+/// SYNs in a row that were lost with their data before Fast Open is disabled for a server.
 const LOSSES: u8 = 2;
+/// How long it is disabled then; doubled with each further loss.
 const AFTER_LOSSES: Duration = Duration::from_secs(60);
 /// The longest of these pauses, as a number of doublings.
 const DOUBLINGS: u32 = 6;
@@ -36,7 +36,7 @@ pub(crate) struct FastOpen {
     pub(super) black_hole: AtomicU32,
 }
 
-/// What connections have found out about servers and the network.
+/// Knowledge that connections have gained about servers and the network.
 #[derive(Default)]
 struct Clients {
     /// By local address and server address: a cookie is valid for both.

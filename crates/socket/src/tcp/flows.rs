@@ -15,10 +15,10 @@ use super::connection::ConnectionInner;
 /// connections leave one that a single connection does not need.
 const SHRINK_FROM: usize = 1024;
 
-/// Connections by flow: a table of pointers. Flows are nine times as large: with them the
-/// table of a hundred thousand idle connections would not fit into a processor's second
-/// cache, and each segment of a busy one would wait for memory. The flow is in the
-/// connection, which its segment is about to read.
+/// Connections by flow: a table of pointers. Flows are nine times as large. A
+/// table of flows for a hundred thousand idle connections would not fit into a processor's
+/// second-level cache. Each segment of a busy connection would then wait for memory. The
+/// flow is in the connection, which its segment is about to read.
 pub(crate) struct Flows {
     table: Mutex<HashTable<Arc<ConnectionInner>>, rank::Leaf>,
     /// Keyed at random: peers choose addresses and ports.

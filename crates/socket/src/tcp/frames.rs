@@ -227,9 +227,9 @@ impl Tcp {
             Ok(segment) => segment,
             Err(cause) => return core.causes.protocol(cause),
         };
-        // The answer goes to the frame's own sender: the kernel may not know the
-        // neighbour yet, for example after a driver that resets its link when a program
-        // is attached. The driver has not checked its owner. A segment without one here
+        // The answer goes to the frame's own sender, since the kernel may not know the
+        // neighbour yet. An example is a driver that resets its link when a program is
+        // attached. The driver has not checked its owner. A segment without one here
         // may be of a connection that the kernel has with an adopted socket. When it is
         // retransmitted, it arrives there.
         self.dispatch(core, &segment, kernel_delivered.neighbour, 0, true);

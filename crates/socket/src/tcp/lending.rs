@@ -58,9 +58,9 @@ impl Default for Lending {
 }
 
 impl Tcp {
-    /// Lends a channel to a connection that had `frames` of late: one of the pool, a new
-    /// one, or, when all are lent, one that was used less than half as much. What was still
-    /// in that is kept in `deferred`.
+    /// Lends a channel to a connection that had `frames` of late: one of the pool or a new
+    /// one. When all are lent, it is one that was used less than half as much; frames that
+    /// were still in it are kept in `deferred`.
     pub(super) fn lend_channel(
         &self,
         core: &Core,
@@ -124,7 +124,7 @@ impl Tcp {
         core.channels.set_endpoint(set.id.index(), Some(keeper));
     }
 
-    /// Takes a lent channel back. What is still in it is kept in `deferred`.
+    /// Takes a lent channel back. Frames still in it are kept in `deferred`.
     pub(super) fn take_channel_back(
         &self,
         core: &Core,
@@ -192,7 +192,7 @@ impl Endpoint for Keeper {
 #[derive(Clone, Copy, Debug, Default)]
 pub(super) struct Usage {
     frames: u16,
-    /// Of the stack's time, modulo 2^16.
+    /// A second of the stack's time, modulo 2^16.
     second: u16,
 }
 

@@ -61,6 +61,27 @@ const BACKLOG_MAX: u32 = 65_535;
 
 /// A TCP listener on a [`StackHandle`].
 ///
+/// ```no_run
+/// use std::io::{Read, Write};
+/// use tidewall::{EmbeddedConfig, Stack, TcpListener};
+///
+/// let stack = Stack::embedded(EmbeddedConfig::new("eth0"))?;
+/// let listener = TcpListener::bind(&stack, ([0, 0, 0, 0], 7).into())?;
+/// for stream in listener.incoming() {
+///     let mut stream = stream?;
+///     std::thread::spawn(move || -> std::io::Result<()> {
+///         let mut buffer = [0; 4096];
+///         loop {
+///             match stream.read(&mut buffer)? {
+///                 0 => return Ok(()),
+///                 length => stream.write_all(&buffer[..length])?,
+///             }
+///         }
+///     });
+/// }
+/// # std::io::Result::Ok(())
+/// ```
+///
 /// A listening kernel socket holds its port, so conflicts with other programs are
 /// detected. Peers on this host connect to it too: accepting merges both.
 pub struct TcpListener {
@@ -172,9 +193,9 @@ impl TcpListener {
     /// Listens with the default options. Port 0 lets the kernel choose.
     ///
     /// # Errors
-    /// EADDRINUSE when any program on this host has the port; EADDRNOTAVAIL for an
-    /// address that is not local; EACCES below 1024 without privilege; ENFILE when the
-    /// stack's channels are all in use.
+    /// EADDRINUSE when any program on this host has the port. EADDRNOTAVAIL for an address
+    /// that is not local. EACCES below 1024 without privilege. ENFILE when the stack's
+    /// channels are all in use.
     pub fn bind(stack: &StackHandle, address: SocketAddr) -> io::Result<Self> {
         Self::bind_with(stack, address, ListenOptions::default())
     }

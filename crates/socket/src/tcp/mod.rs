@@ -1,16 +1,27 @@
-//! TCP: listeners, streams, and the selector that waits for many of them.
+//! TCP: listeners and streams.
 //!
 //! The protocol runs in the thread that receives, sends, accepts or waits, on the frames
-//! of the channels that this thread serves ([`Selector::wait`], a blocking read). Its
+//! of the channels that this thread serves (a selector's wait, a blocking read). Its
 //! output (acknowledgments, data) is sent once per turn, for all connections together. A
 //! helper thread serves connections that the application leaves alone for several
 //! milliseconds.
 //!
-//! One concern a file: `channels`, `frames` (from channels to segments), `connection`,
-//! `lending` (channels that they borrow), `acp` (message sockets), `flows` (which connections there are), `fast_open` (cookies and keys), `listener`,
-//! `time_wait`, `stream` (the application's side), `kernel_stream` (connections that the
-//! kernel has), `selector`, `sending` (in which order, and how much at a time),
-//! `ports`, `memory` (what all connections' data takes).
+//! Each file has one concern:
+//!
+//! | file | concern |
+//! |---|---|
+//! | `acp` | message sockets |
+//! | `channels`, `lending` | channels, and those that connections borrow |
+//! | `connection`, `flows` | connections, and the table of them |
+//! | `fast_open` | cookies and keys |
+//! | `frames` | from channels to segments |
+//! | `kernel_stream` | connections that the kernel has |
+//! | `listener` | listeners |
+//! | `memory` | the memory of all connections' data |
+//! | `ports` | ports and their users |
+//! | `sending` | order and amount of output |
+//! | `stream` | the application's side |
+//! | `time_wait` | connections in TIME-WAIT |
 
 mod acp;
 pub(crate) mod channels;
@@ -345,7 +356,7 @@ impl Tcp {
             .cloned()
     }
 
-    // ---- Who wants what -----------------------------------------------------
+    // ---- Interest -----------------------------------------------------------
 
     /// Enters a connection with output. The caller has set its flag.
     pub(crate) fn schedule_output(&self, connection: Arc<ConnectionInner>) {

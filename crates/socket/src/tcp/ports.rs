@@ -37,8 +37,8 @@ struct Use {
 impl Ports {
     /// Adds a user of a port; `held` is kept until the last user is gone. `holder`: the
     /// socket that is bound there, if that is another. If a port has no user on this
-    /// address, a manager is asked for it; the caller waits for the answer, so it holds no
-    /// lock.
+    /// address, it is requested from a manager. The caller waits for the reply, so it holds
+    /// no lock.
     ///
     /// # Errors
     /// The errors of the tables and the manager.

@@ -1,9 +1,9 @@
 //! The order in which connections send, and how much at a time.
 //!
-//! A device is given no more than a [burst](tidewall_device::queue::BURST) before it is received from
-//! again: what answers a burst must not overflow its receive ring meanwhile.
-//! Of that connections have their share in turn, as by Linux's fq: each a
-//! [quantum](QUANTUM), and those that begin before those that go on.
+//! A device is given no more than a [burst](tidewall_device::queue::BURST) before it is
+//! polled for input again: the answers to a burst must not overflow its receive ring
+//! meanwhile. Connections share the burst in turn, as by Linux's fq. Each has a
+//! [quantum](QUANTUM), and new connections precede those that continue.
 
 use std::collections::VecDeque;
 use std::sync::Arc;

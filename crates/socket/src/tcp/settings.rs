@@ -1,4 +1,4 @@
-//! What is set, and asked, of TCP of a whole stack.
+//! TCP settings of a whole stack.
 
 use std::fs::File;
 use std::io::{self, Read};
@@ -12,35 +12,37 @@ use tidewall_stack::lock::lock;
 use super::Tcp;
 use super::listener::holders::Watcher;
 
-/// Sets the bytes of memory that data of all TCP connections may take: what waits
-/// to be read, came out of order, or was written and not acknowledged. From two
-/// thirds of it on nothing is held out of order and windows and buffers stay small;
-/// at the limit no connection holds more than 4 KiB of new data either way, nobody
-/// new gets in, and the largest connections that are closed are reset (Linux
-/// `tcp_mem`). What an application has not read, and what a connection that is not
-/// closed has to send, is kept.
+/// Sets the bytes of memory for the data of all TCP connections (Linux `tcp_mem`): data
+/// that is unread, out of order, or written and not acknowledged.
+///
+/// From two thirds of the limit on, no data is held out of order, and windows and buffers
+/// stay small. At the limit:
+///
+/// - no connection holds more than 4 KiB of new data in either direction;
+/// - no new connection is accepted;
+/// - the largest closed connections are reset.
+///
+/// Data that an application has not read, or that an open connection has to send, is
+/// kept.
 pub fn set_tcp_memory(stack: &StackHandle, bytes: u64) {
     Tcp::of(stack.core()).memory.set_limit(bytes);
 }
 
-/// Sets how many connections that are closed the stack drives at most, until
-/// what was written has arrived; those closed beyond are reset (Linux
-/// `tcp_max_orphans`).
+/// Sets the maximum number of closed connections that the stack drives until their written
+/// data has arrived. Those closed beyond it are reset (Linux `tcp_max_orphans`).
 pub fn set_tcp_orphans(stack: &StackHandle, connections: u64) {
     Tcp::of(stack.core()).memory.set_orphans_max(connections);
 }
 
-/// The process is about to end, and with it all sockets, of which none is used any
-/// more: connections that were closed send what they have, for a while. In a forked
-/// child it does nothing.
+/// Waits a while for closed connections to send their data. The caller is a process that
+/// is about to end and no longer uses any socket. In a forked child it does nothing.
 pub fn linger(stack: &StackHandle) {
     if let Ok(core) = stack.here() {
         Tcp::of(core).linger(core);
     }
 }
 
-/// Changes the kernel's parameters of TCP, for connections that begin from now
-/// on.
+/// Sets the TCP parameters of connections that begin from now on.
 pub fn set_sysctl(stack: &StackHandle, sysctl: &Sysctl) {
     if let Ok(core) = stack.here() {
         Tcp::of(core).set_sysctl(sysctl);
@@ -50,8 +52,8 @@ pub fn set_sysctl(stack: &StackHandle, sysctl: &Sysctl) {
     }
 }
 
-/// The kernel's parameters of TCP as they were when the stack started, or as
-/// `Stack::set_sysctl` has set them: what its connections begin with.
+/// Returns the TCP parameters with which connections begin: those of the kernel when the
+/// stack started, or those of [`set_sysctl`].
 pub fn sysctl(stack: &StackHandle) -> Sysctl {
     Tcp::of(stack.core()).sysctl()
 }
@@ -65,16 +67,16 @@ pub fn set_fast_open_keys(stack: &StackHandle, keys: FastOpenKeys) {
     }
 }
 
-/// Sets for how long no client uses Fast Open once the network seems to have dropped
-/// it (`tcp_fastopen_blackhole_timeout_sec`, in whole seconds; the default is an
-/// hour; with zero, clients continue to use it).
+/// Sets for how long no client uses Fast Open once the network seems to have dropped it
+/// (`tcp_fastopen_blackhole_timeout_sec`). The unit is whole seconds and the default is an
+/// hour. With zero, clients continue to use it.
 pub fn set_fast_open_black_hole(stack: &StackHandle, time: Duration) {
     let seconds = u32::try_from(time.as_secs()).unwrap_or(u32::MAX);
     let place = &Tcp::of(stack.core()).fast_open.black_hole;
     place.store(seconds, Ordering::Relaxed);
 }
 
-/// The keys of Fast Open cookies (`Stack::set_fast_open_keys`).
+/// Returns the keys of Fast Open cookies ([`set_fast_open_keys`]).
 pub fn fast_open_keys(stack: &StackHandle) -> FastOpenKeys {
     *lock(&Tcp::of(stack.core()).fast_open.keys)
 }

@@ -45,6 +45,18 @@ const NO_LINGER: u64 = u64::MAX;
 
 /// A TCP connection on a [`StackHandle`].
 ///
+/// ```no_run
+/// use std::io::{Read, Write};
+/// use tidewall::{EmbeddedConfig, Stack, TcpStream};
+///
+/// let stack = Stack::embedded(EmbeddedConfig::new("eth0"))?;
+/// let mut stream = TcpStream::connect(&stack, ([192, 0, 2, 1], 80).into())?;
+/// stream.write_all(b"GET / HTTP/1.0\r\n\r\n")?;
+/// let mut page = Vec::new();
+/// stream.read_to_end(&mut page)?;
+/// # std::io::Result::Ok(())
+/// ```
+///
 /// Reading, writing and waiting run the protocol on the connection's frames. Several
 /// threads may use one stream at once; `&TcpStream` reads and writes too, as the standard
 /// library's does. Dropping it closes the connection: written data is sent in the
@@ -367,9 +379,9 @@ impl TcpStream {
         }
     }
 
-    /// Sends what may be sent, unless a later wait will do so soon enough: the selector's
-    /// next, or that of the event loop on the calling thread. The user of a blocking stream
-    /// may wait elsewhere. `is_full`: a burst waits that more data would not make larger.
+    /// Sends the segments that may be sent, unless a later wait will send them soon enough.
+    /// That is the selector's next wait, or one of the event loop on the calling thread. The
+    /// user of a blocking stream may wait elsewhere. `is_full`: a burst waits that more data would not make larger.
     fn send_unless_later(&self, connection: &Arc<ConnectionInner>, is_full: bool) {
         let nonblocking = self.nonblocking.load(Ordering::Relaxed);
         let turns = nonblocking && in_turn(self.stack.core());
@@ -513,10 +525,10 @@ impl TcpStream {
         Some(connection.look().connection.info())
     }
 
-    /// Returns how long there was something to send, and for what part of that the peer's
-    /// window or the send buffer limited it (tcpi_busy_time and its parts). They show
-    /// whether the network, the peer or this application makes a connection slow. `None`
-    /// for a kernel connection.
+    /// Returns how long there was data to send, and how long of that the peer's window or
+    /// the send buffer limited it (tcpi_busy_time and its parts). These times show whether
+    /// the network, the peer or this application makes a connection slow. `None` for a
+    /// kernel connection.
     pub fn sending_times(&self) -> Option<SendingTimes> {
         let connection = self.own_connection()?;
         let now = self.stack.core().now();

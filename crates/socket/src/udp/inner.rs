@@ -55,7 +55,7 @@ pub(super) struct Waiting {
     pub(super) outside: VecDeque<Owned>,
 }
 
-/// What a UDP socket shares with its stack.
+/// The state that a UDP socket shares with its stack.
 pub struct SocketInner {
     id: ChannelId,
     pub(crate) wait_queue: WaitQueue,

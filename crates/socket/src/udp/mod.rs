@@ -81,6 +81,17 @@ pub struct BindOptions {
 
 /// A UDP socket on a [`StackHandle`].
 ///
+/// ```no_run
+/// use tidewall::{EmbeddedConfig, Stack, UdpSocket};
+///
+/// let stack = Stack::embedded(EmbeddedConfig::new("eth0"))?;
+/// let socket = UdpSocket::bind(&stack, ([0, 0, 0, 0], 7).into())?;
+/// let mut buffer = [0; 2048];
+/// let (length, source) = socket.recv_from(&mut buffer)?;
+/// socket.send_to(&buffer[..length], source)?;
+/// # std::io::Result::Ok(())
+/// ```
+///
 /// A bound kernel socket holds its port, so conflicts with other programs are detected
 /// and peers on this host reach it too. Datagrams from the network wait in a channel of
 /// the socket, and the receiving thread processes them. Multicast and broadcast stay with
@@ -115,7 +126,7 @@ impl std::fmt::Debug for UdpSocket {
 }
 
 impl UdpSocket {
-    /// What a thread that waits for several sockets sleeps on.
+    /// Returns the object on which a thread that waits for several sockets sleeps.
     #[doc(hidden)]
     pub fn waitable(&self) -> &dyn Waitable {
         &*self.inner
@@ -124,9 +135,9 @@ impl UdpSocket {
     /// Binds a socket. Port 0 lets the kernel choose.
     ///
     /// # Errors
-    /// EADDRINUSE when any program on this host has the port; EADDRNOTAVAIL for an
-    /// address that is not local; EACCES below 1024 without privilege; ENFILE when the
-    /// stack's channels are all in use.
+    /// EADDRINUSE when any program on this host has the port. EADDRNOTAVAIL for an address
+    /// that is not local. EACCES below 1024 without privilege. ENFILE when the stack's
+    /// channels are all in use.
     pub fn bind(stack: &StackHandle, address: SocketAddr) -> io::Result<Self> {
         Self::bind_with(stack, address, BindOptions::default())
     }
@@ -156,8 +167,8 @@ impl UdpSocket {
     /// datagram (IP_PKTINFO, IP_RECVTOS and IP_RECVTTL are set).
     ///
     /// # Errors
-    /// EINVAL for a socket that is not bound, EPROTONOSUPPORT for another protocol;
-    /// EOPNOTSUPP for a stack without a kernel (in memory); those of [`UdpSocket::bind`]
+    /// EINVAL for a socket that is not bound. EPROTONOSUPPORT for another protocol.
+    /// EOPNOTSUPP for a stack without a kernel (in memory). Those of [`UdpSocket::bind`]
     /// and [`UdpSocket::connect`]. The socket is unchanged then.
     pub fn adopt(stack: &StackHandle, socket: OwnedFd) -> io::Result<Self> {
         if !stack.here()?.netdev.has_kernel {

@@ -103,10 +103,9 @@ impl UdpSocket {
         self.inner.options.priority.load(Ordering::Relaxed)
     }
 
-    /// Sets the priority among the stack's sockets, 0 (default) to 6:
-    /// `Stack::wait`(crate::Stack::wait) reports higher ones first, and when frame memory runs
-    /// short the lower ones' datagrams are copied out first. What SO_PRIORITY
-    /// is to Linux.
+    /// Sets the priority among the stack's sockets, 0 (default) to 6, like Linux's
+    /// SO_PRIORITY. `Stack::wait` reports sockets of higher priority first. When frame memory
+    /// runs short, datagrams of lower priority are copied out first.
     ///
     /// # Errors
     /// EINVAL over 6.

@@ -1,8 +1,8 @@
 //! The kernel socket that holds a Tidewall socket's port.
 //!
-//! Because it is bound, the port has one owner on the machine and conflicts are
-//! the kernel's own EADDRINUSE, both ways; because it is a real socket, peers
-//! on this host keep reaching the service. Receiving merges both.
+//! Because it is bound, the port has one owner on the machine, and conflicts in both
+//! directions are the kernel's EADDRINUSE. Because it is a real socket, peers on this host
+//! keep reaching the service. Receiving merges both.
 
 use std::io::{self, IoSlice};
 use std::net::{IpAddr, SocketAddr, UdpSocket};
@@ -17,12 +17,12 @@ use tidewall_sys::{Message, option, receive_message, send_message, set_option};
 
 use crate::udp::BindOptions;
 
-/// What the kernel says of one datagram.
+/// The kernel's information about one datagram.
 pub(crate) struct KernelDatagram {
     pub(crate) length: usize,
     pub(crate) source: SocketAddr,
     pub(crate) destination: Option<IpAddr>,
-    /// Address of ours to answer from, if there is one.
+    /// The local address to answer from, if there is one.
     pub(crate) local: Option<IpAddr>,
     /// Index of the interface that it came by, 0 where unknown.
     pub(crate) interface: u32,

@@ -23,8 +23,8 @@ impl UdpSocket {
     /// Sends to an address.
     ///
     /// # Errors
-    /// EMSGSIZE over 65,507 bytes; ENETUNREACH, EHOSTUNREACH, EACCES by the kernel's
-    /// routes; EAGAIN when nonblocking and no frame is free; an ICMP error about an
+    /// EMSGSIZE over 65,507 bytes. ENETUNREACH, EHOSTUNREACH, EACCES by the kernel's
+    /// routes. EAGAIN when nonblocking and no frame is free. An ICMP error about an
     /// earlier datagram of a connected socket.
     pub fn send_to(&self, payload: &[u8], destination: SocketAddr) -> io::Result<usize> {
         self.take_pending()?;
@@ -33,10 +33,10 @@ impl UdpSocket {
         Ok(sent)
     }
 
-    /// Sends to an address from a given one of this host, as Linux does with IP_PKTINFO
-    /// and IPV6_PKTINFO; it may differ from the address to which the socket is bound.
-    /// With the unspecified address it is the same as [`UdpSocket::send_to`]. The port is
-    /// the socket's.
+    /// Sends to an address from a given address of this host, as Linux does with IP_PKTINFO
+    /// and IPV6_PKTINFO. The source may differ from the address to which the socket is bound.
+    /// With an unspecified source it is the same as [`UdpSocket::send_to`]. The port is the
+    /// socket's.
     ///
     /// # Errors
     /// As Linux: EINVAL for a source that is a group's or of another family than the

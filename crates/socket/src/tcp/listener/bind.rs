@@ -33,7 +33,8 @@ pub struct ListenOptions {
     /// complete. 0, the default: none. Data in a SYN may reach the application twice (RFC
     /// 7413 §2.1), which it must be prepared for.
     pub fast_open: u32,
-    /// TCP_FASTOPEN_KEY: keys of this listener's cookies, in place of the stack's.
+    /// TCP_FASTOPEN_KEY: keys of the cookies of this listener; they replace those of the
+    /// stack.
     pub fast_open_keys: Option<FastOpenKeys>,
     /// TCP_FASTOPEN_NO_COOKIE: data in a SYN is accepted without a cookie.
     pub fast_open_without_cookie: bool,
@@ -141,8 +142,8 @@ impl TcpListener {
     ///
     /// # Errors
     /// EINVAL for a socket that is not listening, and for a backlog or an option out of
-    /// range; EPROTONOSUPPORT for another protocol; EOPNOTSUPP for a stack without a kernel
-    /// (in memory); those of [`TcpListener::bind`]. The socket is unchanged then.
+    /// range. EPROTONOSUPPORT for another protocol. EOPNOTSUPP for a stack without a kernel
+    /// (in memory). Those of [`TcpListener::bind`]. The socket is unchanged then.
     pub fn adopt(stack: &StackHandle, socket: OwnedFd, options: ListenOptions) -> io::Result<Self> {
         options.check()?;
         let core = stack.here()?;

@@ -47,8 +47,8 @@ pub enum Sharer {
 /// Callbacks of the owner of adopted listeners, about other processes.
 #[derive(Clone, Copy, Debug)]
 pub struct Watcher {
-    /// Called by a thread of the stack when a listener's new connections go to the kernel
-    /// because of another process, or to the stack again (`None`).
+    /// Called by a thread of the stack when another process makes a listener's new
+    /// connections go to the kernel, or when they go to the stack again (`None`).
     pub hear: fn(SocketAddr, Option<Sharer>),
     /// Reports whether a socket, given by its inode, is this process's.
     pub is_own: fn(u32) -> bool,

@@ -147,8 +147,8 @@ impl ListenerInner {
         reused: Option<u32>,
         deferred: &mut Deferred,
     ) {
-        // Data right behind the handshake's last segment arrived before the driver knew
-        // its owner; so did a copy of a SYN that has opened a connection.
+        // Data right behind the handshake's last segment arrived before the driver knew its
+        // owner. A copy of a SYN that has opened a connection did so, too.
         let begins =
             segment.header.flags.contains(Flags::SYN) && !segment.header.flags.contains(Flags::ACK);
         if (!begins || state.options.fast_open > 0)

@@ -9,8 +9,8 @@ use tidewall_protocol::tcp::{Connection, Notification as Reported, Timestamping}
 
 use super::TcpStream;
 
-/// A stream's report beside its bytes (an entry of Linux's error queue): times that
-/// [`Timestamping`] requests, and completed calls of [`TcpStream::write_zero_copy`].
+/// An out-of-band report of a stream (an entry of the error queue on Linux): a time that
+/// [`Timestamping`] requests, or a completed call of [`TcpStream::write_zero_copy`].
 pub type Notification = Reported<Instant>;
 
 fn unsupported<T>() -> io::Result<T> {

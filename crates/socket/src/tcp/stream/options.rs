@@ -98,8 +98,8 @@ impl TcpStream {
     /// Accepts more data only while fewer bytes than this wait unsent (TCP_NOTSENT_LOWAT;
     /// at least 1; `None` means no limit). Waiting data does not become stale, and the
     /// application keeps the choice of what is next. A write is accepted up to the mark
-    /// in whole bursts, and the stream is writable again when less than half of the mark
-    /// waits, as on Linux.
+    /// in whole bursts. The stream is writable again when less than half of the mark waits,
+    /// as on Linux.
     ///
     /// # Errors
     /// As [`TcpStream::set_nodelay`].
