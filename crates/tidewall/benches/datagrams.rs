@@ -1,10 +1,10 @@
 //! Instructions that a received datagram costs: from the device to its channel, and from
 //! there to the application.
 //!
-//! `cargo bench -p tidewall-socket --bench datagrams -- --instructions` counts them under
+//! `cargo bench -p tidewall --bench datagrams -- --instructions` counts them under
 //! valgrind and judges them against `benches/datagrams_instructions.txt`; with `--keep` it
-//! writes that. What comes to the channel has passed the in-memory device, whose work
-//! in place of the driver program is counted with it.
+//! writes that. Frames reach the channel through the in-memory device. Its work in place
+//! of the driver program is counted with them.
 
 use std::hint::black_box;
 use std::net::{Ipv4Addr, SocketAddr};
@@ -83,7 +83,7 @@ impl Bed {
         let _ = self.sender.recv_batch(1, |_| ());
     }
 
-    /// Who finds nothing polls for all.
+    /// A receiver that finds nothing polls for all.
     fn poll(&self) {
         let found = self.idle.recv_batch(BATCH, |_| ());
         assert!(found.is_err(), "{found:?}");

@@ -1,7 +1,6 @@
-//! What a descriptor costs, with few open and with a million, and with two
-//! threads at it.
+//! The cost of a descriptor, with few open, with a million, and with two threads.
 //!
-//! `cargo bench -p tidewall-socket --bench descriptors` prints times, medians of
+//! `cargo bench -p tidewall --bench descriptors` prints times, medians of
 //! interleaved rounds. `-- --instructions` counts instructions instead and judges
 //! them against `benches/descriptors_instructions.txt`; with `--keep` it writes that.
 
@@ -20,8 +19,8 @@ const FEW: u32 = 100;
 const MANY: u32 = 1_000_000;
 /// Rounds of which the median is printed.
 const ROUNDS: usize = 301;
-/// Turns of a round, 50 µs or so: short, so that most rounds are nobody else's
-/// on a shared machine.
+/// Turns of a round, 50 µs or so: short, so that few rounds are disturbed on a shared
+/// machine.
 const TURNS: u32 = 500;
 /// Rounds of two threads.
 const ROUNDS_TOGETHER: usize = 9;
@@ -121,7 +120,7 @@ fn is_open(table: &Entries, open: u32, random: &mut u64, rounds: u32) {
     }
 }
 
-/// Where the sequence of numbers begins.
+/// Seed of the sequence of numbers.
 const SEED: u64 = 1;
 
 /// The next of a sequence of numbers.

@@ -1,12 +1,12 @@
 //! `epoll_wait` and `read` of a ready socket, beside Linux's in the same run, with
 //! no idle descriptors in the set and with 100,000.
 //!
-//! `cargo bench -p tidewall-socket --bench readiness`. Each figure is the median of
-//! five runs, each of which serves every active connection a number of times: one
-//! event a call, one read an event. What is timed begins with data that the
-//! protocol has seen, on both sides: Linux's has in softirq, while the peer sent.
-//! Tidewall's runs when the application waits, so it is timed with it too: that is
-//! the second figure of Tidewall's, which Linux has no like of.
+//! `cargo bench -p tidewall --bench readiness`. Each figure is the median of five
+//! runs. Each run serves every active connection a number of times, with one event per call
+//! and one read per event. Timing begins with data that the protocol has processed, on both
+//! sides: Linux has processed it in softirq, while the peer sent. Tidewall's protocol runs
+//! when the application waits, so a second figure of Tidewall includes it. Linux has no
+//! equivalent of that figure.
 //!
 //! `-- --instructions` counts Tidewall's instructions instead, under valgrind, and
 //! judges them against `benches/readiness_instructions.txt`; with `--keep` it writes

@@ -1,22 +1,22 @@
-//! What a call of `select` costs when ten of the descriptors are ready and the
-//! others idle, beside `poll`, the classical `select`, and Linux's of both.
+//! The cost of a call of `select` when ten of the descriptors are ready and the others
+//! idle, beside `poll`, the classical `select`, and both calls of Linux.
 //!
-//! `cargo bench -p tidewall-socket --bench select`. Each figure is the median of
-//! five runs, in processor time of the calling thread: what others do meanwhile
-//! is not in it. What is ready stays unread, so that every call finds the same ten.
-//! All three bitmaps are given, as a proxy does: everything is read, what is ready
-//! is written too, and exceptions are asked of nothing.
+//! `cargo bench -p tidewall --bench select`. Each figure is the median of
+//! five runs, in CPU time of the calling thread; other threads are not in it. Ready
+//! input stays unread, so that every call finds the same ten. All three bitmaps are passed,
+//! as a proxy does: all descriptors are in the first, the ready ones are in the second too,
+//! and the third is empty.
 //!
-//! Bitmaps are the interface's: a call must read three and write three, whatever
-//! it does. So the cost is printed as it is and without one plain copy of the
-//! three, which is measured in the same run; the bound is on the latter. What the
-//! caller does to build its bitmaps anew is in neither.
+//! The interface prescribes bitmaps: a call must read three and write three, whatever
+//! it does. So the cost is printed twice: as it is, and without one plain copy of the
+//! three, which is measured in the same run. The bound applies to the latter. The
+//! caller's time to rebuild its bitmaps is in neither.
 //!
 //! Linux's calls are measured as far as the limit of descriptors allows (NaN).
 //!
 //! `-- --instructions` counts instructions instead, under valgrind, and judges them
-//! against `benches/select_instructions.txt`; with `--keep` it writes that. What
-//! builds the bitmaps anew is not counted there.
+//! against `benches/select_instructions.txt`; with `--keep` it writes that. The
+//! rebuilding of the bitmaps is not counted there.
 
 #[path = "readiness/bed.rs"]
 #[allow(dead_code)]
@@ -93,7 +93,7 @@ fn median<S>(state: &mut S, prepare: impl Fn(&mut S), call: impl Fn(&mut S)) -> 
     each.get(2).copied().unwrap_or(f64::NAN)
 }
 
-/// Loopback connections of Linux's.
+/// Loopback connections of Linux.
 struct Linux {
     watched: Vec<i32>,
     ready: Vec<i32>,
@@ -135,7 +135,7 @@ impl Linux {
     }
 }
 
-/// What calls cost, in ns, with so many descriptors watched.
+/// The cost of calls, in ns, with so many descriptors watched.
 struct Costs {
     watched: usize,
     select: f64,
@@ -177,7 +177,7 @@ fn poll_list(numbers: &[i32]) -> Vec<PollFd> {
     numbers.iter().map(entry).collect()
 }
 
-/// What Linux's calls cost: `select` and `poll`.
+/// Measures Linux's calls: `select` and `poll`.
 fn measure_linux(watched: usize) -> std::io::Result<(f64, f64)> {
     // One more for every peer.
     if tidewall_sys::raise_open_files(300_000)? < watched as u64 * 3 / 2 {

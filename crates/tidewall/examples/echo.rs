@@ -2,7 +2,7 @@
 //! that it was sent to.
 //!
 //! ```sh
-//! cargo run --release -p tidewall-socket --example echo -- eth0 7
+//! cargo run --release -p tidewall --example echo -- eth0 7
 //! ```
 use tidewall::{EmbeddedConfig, Stack, UdpSocket};
 

@@ -1,7 +1,7 @@
 //! An echo service, TCP and UDP, on an event loop of `mio`'s.
 //!
 //! ```sh
-//! cargo run --release -p tidewall-socket --features mio --example mio_echo -- eth0 7
+//! cargo run --release -p tidewall --features mio --example mio_echo -- eth0 7
 //! ```
 use std::collections::HashMap;
 use std::io::{self, ErrorKind, Read, Write};
@@ -20,7 +20,7 @@ const FIRST: usize = 3;
 
 struct Connection {
     stream: TcpStream,
-    /// What is still to be sent back.
+    /// Bytes still to be sent back.
     rest: Vec<u8>,
     interest: Interest,
 }
@@ -87,7 +87,7 @@ impl Echo {
         Ok(self.next - FIRST)
     }
 
-    /// Events are edges: accepts until nobody waits.
+    /// Events are edges: accepts until no connection waits.
     fn accept(&mut self) -> io::Result<()> {
         loop {
             let (mut stream, _) = match self.listener.accept() {
@@ -118,7 +118,7 @@ impl Echo {
                     let _ = self.datagrams.send_to(&buffer[..length], from);
                 }
                 Err(error) if error.kind() == ErrorKind::WouldBlock => return Ok(()),
-                // What ICMP says of an earlier one.
+                // An ICMP error about an earlier datagram.
                 Err(_) => {}
             }
         }

@@ -23,8 +23,8 @@ pub struct Bed {
     pub near: Descriptors,
     far: Stack,
     pub set: i32,
-    /// A set of all connections that somebody writes to: turning it runs their
-    /// protocol, and leaves `set` to tell of it.
+    /// A set of all connections that are written to. Turning it runs their protocol, and
+    /// leaves the report to `set`.
     protocol: i32,
     listener: i32,
     service: SocketAddr,

@@ -7,7 +7,7 @@ use tidewall_bench_instructions::{Counter, Scenario};
 
 use crate::bed::Bed;
 
-/// What is counted.
+/// The scenarios that are counted.
 pub const SCENARIOS: [Scenario; 5] = [
     ("epoll_wait and read, nothing idle", |counter| {
         serve(counter, 0, true);

@@ -1,4 +1,4 @@
-//! The system calls of Linux's side.
+//! The system calls of the Linux side.
 
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};

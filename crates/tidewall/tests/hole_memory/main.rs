@@ -1,5 +1,5 @@
-//! What a connection costs whose peer has sent one byte, at the far end of the
-//! window. A binary of its own, because it counts every allocation of the process.
+//! The memory of a connection whose peer has sent one byte, at the far end of the
+//! window. A separate binary, because it counts every allocation of the process.
 
 #[path = "../idle_memory/raw_count.rs"]
 mod raw_count;

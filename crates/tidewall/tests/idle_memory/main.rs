@@ -1,4 +1,4 @@
-//! What an idle UDP socket costs. A binary of its own, because it counts every
+//! The memory of an idle UDP socket. A separate binary, because it counts every
 //! allocation of the process.
 
 mod raw_count;

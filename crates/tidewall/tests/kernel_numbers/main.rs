@@ -54,7 +54,7 @@ fn operations() -> impl Strategy<Value = Operation> {
     ]
 }
 
-/// What a call returned: its number, or its error.
+/// The result of a call: its number, or its error.
 type Answer = Result<i64, i32>;
 
 fn ours(table: &mut Table<()>, operation: &Operation) -> Answer {

@@ -25,7 +25,7 @@ pub fn errno(error: io::Error) -> i32 {
 /// A call with three numbers.
 fn call(number: libc::c_long, [first, second, third]: [i64; 3]) -> Answer {
     // SAFETY: only of calls that take no pointers, on descriptors in this thread's own
-    // table, which nobody else knows.
+    // table, which no other thread knows.
     match unsafe { libc::syscall(number, first, second, third) } {
         result @ 0.. => Ok(result),
         _ => Err(errno(io::Error::last_os_error())),

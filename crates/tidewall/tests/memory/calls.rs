@@ -50,7 +50,7 @@ fn controlled(near: Side) -> Bed {
     bed
 }
 
-/// Until nobody has anything to do at this time.
+/// Runs until neither stack has work at this time.
 fn run(bed: &Bed) {
     let mut quiet = 0;
     while quiet < 3 {
@@ -157,7 +157,7 @@ fn a_call_is_set_up_carries_payloads_and_is_released() {
             assert_eq!(received(to), b"there");
         }
         assert!(caller.ping(Duration::ZERO).is_err());
-        // What came before the release is received first.
+        // Payloads from before the release are received first.
         let long = [7; 3000];
         caller.send(&long).unwrap();
         caller.send(b"last").unwrap();
@@ -242,11 +242,11 @@ fn a_call_may_be_closed_in_every_state() {
     for side in [Side::Network, Side::User] {
         let bed = controlled(side);
         let listener = listen(&bed.far, number(FAR, 7), 8);
-        // Before anybody knows of it.
+        // Before either end knows of it.
         drop(call(&bed.near, number(FAR, 7)));
         run(&bed);
         assert_idle(&bed);
-        // While it waits to be accepted, and then nobody is there to be accepted.
+        // While it waits to be accepted; then there is no call to accept.
         let caller = call(&bed.near, number(FAR, 7));
         run(&bed);
         drop(caller);
@@ -316,7 +316,7 @@ fn a_circuit_is_used_again_when_both_ends_have_released_it() {
     };
     assert_eq!(caller.circuit(), Some(after(1)));
     drop(permanent);
-    // What is taken at the called end is refused there, and another named; not for ever.
+    // A circuit in use at the called end is refused there, and another named; not for ever.
     let taken = (2..9).chain(10..18);
     let taken = taken.map(|count| AtmSocket::bind(&bed.far, after(count)).unwrap());
     let _taken: Vec<AtmSocket> = taken.collect();
@@ -333,7 +333,7 @@ fn who_is_not_answered_gives_up_in_time() {
     bed.near.attach_atm(FAR4.into()).unwrap();
     bed.far.attach_atm(NEAR4.into()).unwrap();
     control(&bed.near, NEAR, Side::User);
-    // Nobody signals at the other end.
+    // The other end does not signal.
     let caller = call(&bed.near, number(FAR, 7));
     pass(&bed, Duration::from_secs(3));
     assert!(caller.is_connecting());
@@ -342,7 +342,7 @@ fn who_is_not_answered_gives_up_in_time() {
     assert_eq!(bed.near.snapshot().calls, []);
     control(&bed.far, FAR, Side::Network);
     let listener = listen(&bed.far, number(FAR, 7), 8);
-    // Nobody accepts: T310.
+    // No listener accepts: T310.
     let caller = call(&bed.near, number(FAR, 7));
     pass(&bed, Duration::from_secs(9));
     assert!(caller.is_connecting());
@@ -383,7 +383,7 @@ impl Peer {
         self.signalling = Signalling::new(config);
     }
 
-    /// Until nobody has anything to say; what happened.
+    /// Runs until neither end has a message; returns the events.
     fn run(&mut self, bed: &Bed) -> Vec<Event> {
         let mut events = Vec::new();
         for _ in 0..20 {

@@ -116,7 +116,7 @@ fn payloads_of_every_size_come_whole_and_in_order() {
     }
     near.flush().unwrap();
     assert_eq!(all(&far), sizes.map(bytes));
-    // Of a longer one the rest is lost, and of an empty one nothing is sent.
+    // The rest of a longer one is lost, and an empty one is not sent.
     assert_eq!(near.send(&[]).unwrap(), 0);
     near.send(&bytes(300)).unwrap();
     let mut short = [0; 100];
@@ -154,7 +154,7 @@ fn the_longest_payload_is_the_one_that_was_agreed_on() {
         near.send(&bytes(size)).unwrap();
     }
     assert_eq!(all(&far), [bytes(88), bytes(88)]);
-    // Of the long one in seven frames the first was refused, and then the rest.
+    // The first of the long one's seven frames was refused, and then the rest.
     let refused = counted(&bed.far);
     assert_eq!(refused.get("aal5-too-long"), Some(&2), "{refused:?}");
     assert_eq!(refused.get("aal5-rest"), Some(&6), "{refused:?}");
@@ -376,7 +376,7 @@ fn a_loopback_cell_is_answered_by_who_receives() {
         let answer = Loopback::parse(answer.payload).unwrap();
         assert_eq!(Some(answer), request.reply());
     }
-    // An answer to nobody, and one for another point of the circuit.
+    // An unsolicited answer, and one for another point of the circuit.
     let elsewhere = Loopback {
         location: [1; 16],
         ..request
@@ -443,7 +443,7 @@ fn a_circuit_is_a_descriptor_as_other_sockets_are() {
     };
     assert_eq!(poll(), Events::OUT);
     near.send(b"readable").unwrap();
-    // Who asks and does not wait has the device looked at now and then.
+    // A caller that asks without waiting makes the device be polled now and then.
     let readable = (0..100).map(|_| poll()).find(|&ready| ready != Events::OUT);
     assert_eq!(readable, Some(Events::IN | Events::OUT));
     let mut buffer = [0; 16];

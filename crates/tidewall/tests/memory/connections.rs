@@ -1,5 +1,5 @@
-//! Connections on a virtual clock: what becomes of them when much is lost, when
-//! nobody accepts, when there are too many, and when time passes.
+//! Connections on a virtual clock: their fate when much is lost, when no
+//! thread accepts, when there are too many, and when time passes.
 
 use std::io::{ErrorKind, Read, Write};
 use std::net::SocketAddr;
@@ -266,8 +266,8 @@ fn an_acknowledgment_waits_while_an_event_loop_comes_round() {
     assert_eq!(answers(), 1);
 }
 
-/// Who answers all that a turn has brought is away from its selector for longer than the ring
-/// lasts.
+/// A server that answers all requests of a turn is away from its selector for longer than the
+/// ring lasts.
 #[test]
 fn the_ring_does_not_overflow_while_answers_are_written() {
     let meeting = Meeting::new();
@@ -321,7 +321,7 @@ fn a_full_backlog_lets_syns_die_in_the_driver() {
     assert!(full > 1000, "{full}: {:?}", meeting.bed.far.snapshot());
     let listener = meeting.bed.far.snapshot().sockets[0].clone();
     assert_eq!((listener.protocol.as_str(), listener.received), ("tcp", 2));
-    // Those that had connected are there once somebody accepts.
+    // Those that had connected are there once the listener accepts.
     let mut servers = Vec::new();
     for _ in 0..50 {
         meeting.pump();
@@ -371,7 +371,7 @@ fn listeners_that_share_an_address_have_each_its_part_of_the_connections() {
     );
     assert_eq!(accepted(&full), 1);
     let come = 1 + counts.iter().sum::<usize>();
-    // The rest of its part comes again, one at a time, and is nobody else's.
+    // The rest of its part comes again, one at a time, and belongs to no other.
     let mut rest = 0;
     for _ in 0..100 {
         meeting.bed.advance(Duration::from_millis(300));
@@ -479,7 +479,7 @@ fn connections_without_a_channel_of_their_own_work_too() {
         while let Some(server) = meeting.accept(1_000_000 + servers.len() as u64) {
             servers.push(server);
         }
-        // Not so long that anybody seems idle.
+        // Not so long that a connection seems idle.
         meeting.bed.advance(Duration::from_millis(1));
     }
     meeting.pump();
@@ -510,8 +510,8 @@ fn connections_without_a_channel_of_their_own_work_too() {
     assert_eq!(resets, [MANY as u64; 2]);
 }
 
-/// Connections of a server that closes first: one in TIME-WAIT, with its client's
-/// address, and one whose answer of so many bytes is still on its way.
+/// Returns two connections of a server that closes first. The first is in TIME-WAIT, as its
+/// client's address. The second has an answer of so many bytes on its way.
 fn closing(meeting: &Meeting, bytes: usize) -> (SocketAddr, TcpStream) {
     let gone = meeting.connect(1);
     let address = gone.local_addr().unwrap();
@@ -684,8 +684,8 @@ fn a_syn_ack_is_sent_again_to_the_station_that_asked() {
     assert_eq!(answers(), asked);
 }
 
-/// As many frames on a half-open flow as anybody likes leave room in the
-/// listener's channel for those who want to connect.
+/// Any number of frames on a half-open flow leaves room in the listener's channel for
+/// clients that want to connect.
 #[test]
 fn a_blast_on_a_half_open_flow_keeps_nobody_from_connecting() {
     let meeting = Meeting::with_long_ring();
@@ -710,8 +710,8 @@ fn a_blast_on_a_half_open_flow_keeps_nobody_from_connecting() {
     assert_eq!(meeting.bed.driver(Counter::ChannelFull), 0);
 }
 
-/// What a client that had to wait sends again must not be taken for another's beginning once
-/// its connection is over: its acknowledgment of a cookie makes a connection each time.
+/// A retransmission of a client that had to wait must not open another connection once its
+/// connection is over. Its acknowledgment of a cookie makes a connection each time.
 fn each_client_is_served_once(server_closes_first: bool) {
     const CLIENTS: u8 = 12;
     let meeting = Meeting::with(ListenOptions {

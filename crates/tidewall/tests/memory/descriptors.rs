@@ -227,7 +227,7 @@ fn errors_are_those_of_the_kernels_sockets() {
         assert_eq!(here, there);
         assert_eq!(here, libc::ENOTCONN);
     }
-    // No number of anybody's.
+    // Descriptors that are not open.
     for fd in [-1, 100, i32::MAX] {
         for (call, error) in errors(&descriptors, fd) {
             assert_eq!(error, Some(libc::EBADF), "{call} of {fd}");
@@ -255,7 +255,7 @@ fn the_kernels_descriptors_are_read_and_written_too() {
     assert_eq!(descriptors.peer_address(here).unwrap(), None);
     descriptors.shutdown(there, Shutdown::Write).unwrap();
     assert_eq!(descriptors.read(here, &mut buffer).unwrap(), 0);
-    // A listener of the kernel's gives connections of the kernel's.
+    // A kernel listener accepts kernel connections.
     let listener = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
     let address = listener.local_addr().unwrap();
     let listener = descriptors
@@ -265,7 +265,7 @@ fn the_kernels_descriptors_are_read_and_written_too() {
     let (accepted, peer) = descriptors.accept4(listener, Flags::NONBLOCK).unwrap();
     assert_eq!(peer, Some(client.local_addr().unwrap()));
     assert_eq!(fails(descriptors.read(accepted, &mut buffer)), libc::EAGAIN);
-    // What is not a socket.
+    // A file that is not a socket.
     let file = std::fs::File::open("/dev/null").unwrap();
     let file = descriptors.open(OwnedFd::from(file), Flags::NONE).unwrap();
     assert_eq!(descriptors.read(file, &mut buffer).unwrap(), 0);
@@ -390,7 +390,7 @@ fn a_replaced_file_ends_and_a_blocked_accept_goes_on() {
     let second = TcpStream::connect_timeout(&near, &at(FAR4, PORT), TIMEOUT).unwrap();
     let (fd, peer) = accepting.join().unwrap().unwrap();
     assert_eq!((fd, peer), (2, Some(second.local_addr().unwrap())));
-    // Nobody listens any more: the call that did has returned.
+    // The port is free: the call that listened has returned.
     TcpListener::bind(&far, at(FAR4, PORT)).unwrap();
     // Three numbers, one connection.
     for fd in [0, 1] {

@@ -169,7 +169,7 @@ fn a_path_mtu_is_kept_to_by_all_sockets_and_for_its_destination_only() {
         send(near, 1400).unwrap();
         let sent = tap.take().remove(0).bytes;
         bed.inject(&too_big(1300, &sent));
-        // Nobody hears of it: the socket has no peer.
+        // It is not reported: the socket has no peer.
         assert_eq!(drain(&socket), []);
         assert_eq!(bed.far.snapshot().counters.icmp_errors, 1);
         // Here is no kernel that could cut it.

@@ -163,7 +163,7 @@ fn a_connection_that_begins_in_the_loop() {
     // More is an edge, although the first byte was not read.
     (&accepted).write_all(b"y").unwrap();
     assert!(wait_for(&mut poll, Token(8)).is_readable());
-    // What is readable is reported again to who asks anew.
+    // A readable socket is reported again after a new registration.
     let both = Interest::READABLE | Interest::WRITABLE;
     poll.registry()
         .reregister(&mut stream, Token(9), both)
@@ -197,7 +197,7 @@ fn a_full_connection_is_writable_when_there_is_room() {
     let much = vec![7; 1 << 20];
     for _ in 0..3 {
         let mut written = 0;
-        // What the peer's side of the connection takes makes room, once or more.
+        // Data that the peer accepts makes room, once or more.
         while {
             loop {
                 match server.write(&much) {
@@ -256,8 +256,8 @@ fn registering_is_what_it_is_for_mios_own_sockets() {
     registry.register(&mut listener, Token(1), reads).unwrap();
 }
 
-/// Sockets come and go, their loops with them: the notifier of the stack is in and
-/// out of it, other threads wait beside it, and the stack can end.
+/// Sockets come and go, and their loops with them. The stack's notifier comes and goes,
+/// other threads wait beside it, and the stack can end.
 #[test]
 fn loops_come_and_go() {
     let (near, far) = stacks();
@@ -272,7 +272,7 @@ fn loops_come_and_go() {
         client.read_exact(&mut [0; 8]).unwrap();
         stop();
         server.join().unwrap();
-        // Nobody is in a loop: a thread of the application's waits by itself.
+        // No thread is in a loop: an application thread waits by itself.
         let socket = UdpSocket::bind(&far, at(FAR4, PORT)).unwrap();
         socket.set_read_timeout(Some(TIMEOUT)).unwrap();
         let other = UdpSocket::bind(&near, at(NEAR4, PORT)).unwrap();

@@ -93,7 +93,7 @@ fn nothing_is_sent_before_something_is_written_or_read() {
     assert_eq!(client.info().unwrap().segments_sent, 0);
     drop(client);
     listener.set_nonblocking(false).unwrap();
-    // Where the server speaks first, reading is what begins.
+    // If the server speaks first, reading begins the connection.
     let client = patient(connect());
     let greeting = std::thread::spawn(move || {
         let mut buffer = [0; 5];
@@ -167,7 +167,7 @@ fn cookies_of_the_last_key_are_taken_and_replaced() {
         far.rotate_fast_open_key().unwrap();
         assert_eq!(run(), [true; 2]);
     }
-    // A key that nobody knows costs one connection its speed.
+    // An unknown key costs one connection its speed.
     far.set_fast_open_keys(FastOpenKeys {
         primary: *b"of all machines!",
         backup: None,

@@ -180,7 +180,7 @@ fn an_unfinished_datagram_is_given_up_in_time() {
     inject(&bed, cut_v6(3000, 1, 1000).into_iter().take(1));
     assert_eq!(payloads(&socket).len(), 1, "59 s are within IPv6's time");
     bed.advance(Duration::from_secs(60));
-    // Nobody sends any more: a sleeper lets the rest go.
+    // No more frames arrive: a sleeper drops the rest.
     assert!(
         bed.far
             .wait(&[&socket], Some(Duration::from_millis(1)))

@@ -1,5 +1,5 @@
-//! Damaged, contradictory and oversized frames: counted by cause, delivered to
-//! nobody.
+//! Damaged, contradictory and oversized frames: counted by cause, and not
+//! delivered.
 
 use proptest::prelude::*;
 
@@ -17,7 +17,8 @@ fn good_v6() -> Vec<u8> {
     datagram(at(NEAR6, 5000), at(FAR6, SERVICE), b"payload!")
 }
 
-/// What the far stack delivers of one frame, beside a good one of each family.
+/// Returns how many datagrams the far stack delivers of one frame, beside a good one of
+/// each family.
 fn delivered(bed: &Bed, frame: &[u8]) -> usize {
     let socket = nonblocking(&bed.far, at(std::net::Ipv6Addr::UNSPECIFIED, SERVICE));
     bed.inject(frame);

@@ -60,8 +60,8 @@ fn frames_for_a_closed_socket_reach_nobody_who_gets_its_number() {
         .map(|seen| seen.channel)
         .max()
         .unwrap();
-    // Armed, the driver puts frames into the receive ring as they arrive, with
-    // nobody to take them out.
+    // Armed, the driver puts frames into the receive ring as they arrive, and
+    // no thread takes them out.
     assert!(
         bed.far
             .wait(&[&other], Some(std::time::Duration::ZERO))

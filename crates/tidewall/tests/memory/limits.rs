@@ -89,7 +89,7 @@ fn a_polled_device_receives_into_few_frames_again_and_again() {
     let mut received = 0;
     for burst in 0..300u32 {
         send(&bed, burst * 64..(burst + 1) * 64);
-        // What it was given for a thread that sleeps comes first.
+        // Frames that it received for a sleeping thread come first.
         let steady = burst >= 200;
         let mut each = |datagram: Received<'_>| {
             if steady {
@@ -101,7 +101,7 @@ fn a_polled_device_receives_into_few_frames_again_and_again() {
         }
     }
     assert_eq!(received, 300 * 64);
-    // What the device has, and a burst that is being read.
+    // The device's frames, and a burst that is being read.
     assert!((64..=1024 + 64).contains(&used.len()), "{}", used.len());
     assert_eq!(bed.outstanding(), 0);
 }
@@ -322,7 +322,7 @@ fn a_bind_that_finds_no_room_fails_and_leaves_the_stack_usable() {
             TcpListener::bind(&stack, (FAR4, SERVICE).into()).map(drop),
         ];
         let errors = errors.map(|bound| bound.unwrap_err().raw_os_error());
-        // What needs no entry of its own still gets one.
+        // A socket that needs no separate entry still gets one.
         let any = (Ipv4Addr::UNSPECIFIED, SERVICE).into();
         drop(UdpSocket::bind(&stack, any).unwrap());
         drop(TcpListener::bind(&stack, any).unwrap());

@@ -1,5 +1,5 @@
-//! Sockets on the in-memory device: two stacks on one link, a virtual clock,
-//! nobody sleeps. Frames that a stack would never send are injected.
+//! Sockets on the in-memory device: two stacks on one link, a virtual clock, no
+//! sleeping thread. Frames that a stack would never send are injected.
 
 mod acp;
 mod calls;

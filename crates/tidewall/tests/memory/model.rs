@@ -106,8 +106,8 @@ impl World {
                 self.sent[n].clear();
             }
             Step::Open(n) if self.open[n].is_none() => {
-                // What is in the device's ring still was sent to nobody; the
-                // new socket may get it, as on any host.
+                // Frames still in the device's ring have no owner; the new socket
+                // may get them, as on any host.
                 // Receive control may have cut a round to 64 frames.
                 for _ in 0..64 {
                     let _ = self.bed.far.wait(&[], Some(std::time::Duration::ZERO));

@@ -1,4 +1,4 @@
-//! What streams report beside bytes, in real time.
+//! Out-of-band reports of streams, in real time.
 
 use std::io::{Read, Write};
 use std::time::Instant;

@@ -65,7 +65,7 @@ fn streams_begin_with_what_was_asked_for() {
         client.write_all(b"hello").unwrap();
         let mut buffer = [0; 5];
         server.read_exact(&mut buffer).unwrap();
-        // What only the one side asks for, the other hears of.
+        // An option that one side alone requests is reported to the other.
         let plain = TcpStream::connect(&near, address).unwrap();
         assert_eq!(plain.maximum_segment().unwrap(), 988);
         assert_eq!(plain.congestion().unwrap(), Some(Congestion::Cubic));

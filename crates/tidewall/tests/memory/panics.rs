@@ -86,7 +86,7 @@ fn a_datagram_of_another_socket_that_became_whole_reaches_it_all_the_same() {
     };
     let (ours, theirs) = (cut(SERVICE, 1), cut(SERVICE + 1, 2));
     // The other socket's last fragment waits in the channel of fragments, which
-    // reading a first fragment of ours empties.
+    // reading our first fragment empties.
     bed.inject(&theirs[0].frame);
     assert_eq!(numbers(&other), [0u32; 0]);
     bed.inject(&ours[1].frame);

@@ -81,8 +81,8 @@ impl Meeting {
         panic!("{left} bytes did not arrive");
     }
 
-    /// Writes much on all but the last; how many bytes. What was not acknowledged
-    /// yet takes room.
+    /// Writes much on all but the last; returns the number of bytes. Unacknowledged data
+    /// takes room.
     fn write(&mut self) -> usize {
         let many = self.clients.iter_mut().take(MANY);
         many.map(|client| client.write(&[1; BYTES]).unwrap()).sum()
@@ -168,7 +168,7 @@ fn an_answer_leaves_at_once_but_for_an_event_loop() {
             table.write(fd, b"answer").unwrap();
         }
         let sent = tap.take();
-        // What is left leaves, and lets the clients ask again.
+        // The rest leaves, after which the clients ask again.
         table.poll(&mut [], AT_ONCE).unwrap();
         wait(&meeting.near);
         sent.iter().filter(|frame| frame.from == Side::B).count()

@@ -1,4 +1,4 @@
-//! What the tests are written in: a link with a stack at each end, and frames
+//! Support for the tests: a link with a stack at each end, and frames
 //! made by hand.
 
 use std::io;

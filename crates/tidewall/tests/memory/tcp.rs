@@ -157,7 +157,7 @@ fn a_stack_whose_application_is_away_acknowledges_all_the_same() {
     let (mut client, server) = streams(&near, &far);
     let sent = pattern(20_000);
     client.write_all(&sent).unwrap();
-    // Nobody calls anything of either stack; `info` does not count.
+    // No thread calls either stack; `info` does not count.
     assert!(
         wait_until(|| client.info().unwrap().unacknowledged == 0),
         "{:?}",
@@ -184,7 +184,7 @@ fn what_was_written_before_a_drop_arrives() {
         assert!(got == sent, "{} bytes", got.len());
     });
     drop(client);
-    // Who closed first waits, without channel or connection.
+    // The end that closed first waits, without channel or connection.
     assert!(wait_until(|| {
         let states = far.snapshot().tcp.states;
         states.get("time-wait") == Some(&1) && states.len() == 1

@@ -1,5 +1,6 @@
-//! The memory of all connections together: what is dropped, refused and reset when it
-//! runs out, and that what was promised is kept (Linux `tcp_mem`, `tcp_max_orphans`).
+//! The memory of all connections together (Linux `tcp_mem`, `tcp_max_orphans`). The tests
+//! check which data is dropped, refused and reset when it runs out, and that promises are
+//! kept.
 
 use std::collections::HashMap;
 use std::io::{ErrorKind, Read, Write};
@@ -10,8 +11,8 @@ use tidewall_device::memory::Side;
 
 use super::connections::Meeting;
 
-/// What a connection may hold either way, however short memory is, twice over: a
-/// ring is at most twice as large as what it holds.
+/// Bytes that a connection may hold in either direction, however short memory is, twice
+/// over: a ring is at most twice as large as its data.
 const LEAST: u64 = 2 * 4096;
 
 /// So many connections, both ends of each.
@@ -86,12 +87,12 @@ fn what_is_not_read_is_bounded_for_all_together() {
     // One connection's window was open when the limit was reached.
     let most = LIMIT + COUNT as u64 * LEAST + (128 << 10);
     assert!((LIMIT..=most).contains(&tcp.memory), "{tcp:?}");
-    // Nobody new gets in meanwhile; who tries goes on trying.
+    // No new client gets in meanwhile; a client that tries goes on trying.
     let late = meeting.connect(1000);
     meeting.pump();
     assert!(meeting.accept(1000).is_none());
     assert!(meeting.bed.far.snapshot().tcp.counters["no-memory"] > 0);
-    // All arrives that was taken, once somebody reads.
+    // All accepted data arrives, once the application reads.
     let mut read = vec![0; COUNT];
     for _ in 0..300 {
         for (read, (_, server)) in read.iter_mut().zip(&pairs) {
@@ -141,7 +142,7 @@ fn out_of_order_data_goes_first() {
 fn pruning_gives_back_what_lies_beyond_holes() {
     let meeting = Meeting::new();
     let pairs = connect(&meeting, 10);
-    // Of each only what follows the first segment arrives, and nothing again.
+    // Only the data behind each first segment arrives, and no retransmission.
     lose_first_segments(&meeting);
     for (client, _) in &pairs {
         fill(client, 14_600);
@@ -164,7 +165,7 @@ fn pruning_gives_back_what_lies_beyond_holes() {
 fn the_largest_orphan_goes_when_there_is_no_memory() {
     let meeting = Meeting::new();
     let pairs = connect(&meeting, 3);
-    // Nobody acknowledges anything any more.
+    // No more acknowledgments arrive.
     meeting
         .bed
         .link
@@ -198,7 +199,7 @@ fn orphans_beyond_their_number_are_reset() {
     let meeting = Meeting::new();
     let pairs = connect(&meeting, 5);
     meeting.bed.far.set_tcp_orphans(2);
-    // What was written stays on the way.
+    // Written data stays on the way.
     meeting
         .bed
         .link

@@ -1,4 +1,4 @@
-//! What nobody waits for wakes nobody, and does not wait for long.
+//! Frames that no thread waits for wake no thread, and do not wait for long.
 
 use std::io::{Read, Write};
 use std::sync::atomic::Ordering;
@@ -130,11 +130,11 @@ fn an_acknowledgment_alone_wakes_nobody() {
         bed.attend();
         read_answer(&mut client);
         bed.attend();
-        // The acknowledgment is there, and nobody has looked.
+        // The acknowledgment is there, and no thread has polled.
         assert_eq!(bed.step(), 0, "round {round}");
         assert_eq!((bed.put_aside(), bed.taken()), (round, round - 1));
         bed.clock.advance(Duration::from_millis(1));
-        // Who asks has it seen to, and so does what comes next.
+        // A query processes it, and so does the next frame.
         if round % 2 == 0 {
             continue;
         }

@@ -28,7 +28,7 @@ fn unconfirmed() -> StreamOptions {
     }
 }
 
-/// Of all lengths that both ends' segments take, empty ones among them.
+/// Returns a frame; lengths cover all that fit both ends' segments, and zero.
 fn frame(at: usize) -> Vec<u8> {
     vec![at as u8; at * 397 % 1400]
 }
@@ -131,7 +131,7 @@ pub fn who_must_confirm_refuses_kernel_ends() {
     let listener = AcpListener::bind(&stack, at(Ipv4Addr::UNSPECIFIED, SERVICE)).unwrap();
     listener.listener().set_nonblocking(true).unwrap();
     let refused = spawn_in_peer(|| KernelTcp::connect(at(HERE4, SERVICE)).err());
-    // The listener's protocol runs where somebody accepts.
+    // The listener's protocol runs in the thread that accepts.
     assert!(wait_until(|| {
         let nobody = listener.accept().err().map(|error| error.kind());
         assert_eq!(nobody, Some(ErrorKind::WouldBlock));
@@ -139,7 +139,7 @@ pub fn who_must_confirm_refuses_kernel_ends() {
     }));
     let refused = refused.join().unwrap().map(|error| error.kind());
     assert_eq!(refused, Some(ErrorKind::ConnectionRefused));
-    // A peer on this host is the kernel's, which takes it before anybody is asked.
+    // A peer on this host is the kernel's, which accepts it before any listener is asked.
     let mut local = KernelTcp::connect((Ipv4Addr::LOCALHOST, SERVICE)).unwrap();
     local.set_read_timeout(Some(TIMEOUT)).unwrap();
     let reading = thread::spawn(move || local.read(&mut [0]).map_err(|error| error.kind()));

@@ -19,7 +19,7 @@ use super::support::*;
 
 const TIMEOUT: Option<Duration> = Some(Duration::from_secs(10));
 
-/// What a program gives away, and keeps.
+/// Duplicates a socket that a program gives away, and keeps.
 fn copy(socket: impl AsFd) -> OwnedFd {
     socket.as_fd().try_clone_to_owned().unwrap()
 }
@@ -80,7 +80,7 @@ fn a_listener_at(address: SocketAddr, reached_at: SocketAddr) {
     let (mut own, _) = listener.accept().unwrap();
     assert!(own.kernel_socket().is_none(), "it came by the stack");
     own.set_read_timeout(TIMEOUT).unwrap();
-    // What the kernel has goes on beside what the stack has.
+    // Kernel connections continue beside those of the stack.
     for turn in 0..20u8 {
         exchange(&mut before, &mut old, &[turn; 700]);
         exchange(&mut after, &mut own, &[turn; 700]);
@@ -96,8 +96,8 @@ fn a_listener_at(address: SocketAddr, reached_at: SocketAddr) {
         exchange(&mut local, &mut accepted, b"by the kernel");
     }
 
-    // Given up, the port is the kernel's again, and the socket as it was. What was
-    // accepted stays.
+    // Given up, the port is the kernel's again, and the socket as it was.
+    // Accepted connections stay.
     drop(listener);
     assert!(waits(&program));
     exchange(&mut after, &mut own, b"still there");
@@ -273,7 +273,7 @@ pub fn the_kernels_numbers_name_adopted_sockets() {
     client.write_all(b"hello").unwrap();
     let mut buffer = [0; 5];
     assert_eq!(descriptors.read(connection, &mut buffer).unwrap(), 5);
-    // Who takes it for the kernel's gets an error.
+    // A process that uses it as a kernel socket gets an error.
     assert_eq!(
         rustix::io::read(&place, &mut buffer),
         Err(rustix::io::Errno::INVAL)

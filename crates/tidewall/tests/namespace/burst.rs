@@ -17,7 +17,7 @@ use super::support::*;
 
 const CLIENTS: usize = 300;
 const ROUNDS: usize = 5;
-/// What a program does with a connection that it has accepted, as Redis.
+/// A program's work on each connection that it has accepted, as Redis.
 const ACCEPT: Duration = Duration::from_micros(30);
 const LIMIT: Duration = Duration::from_secs(30);
 

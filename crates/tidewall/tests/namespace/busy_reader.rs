@@ -9,7 +9,7 @@ use tidewall::TcpListener;
 use super::support::*;
 
 const TIMEOUT: Option<Duration> = Some(Duration::from_secs(30));
-/// What the sender's kernel counts, in `struct tcp_info` (linux/tcp.h).
+/// Offset of a counter of the sender's kernel in `struct tcp_info` (linux/tcp.h).
 const TOTAL_RETRANS: usize = 100;
 const SEGS_OUT: usize = 136;
 
@@ -42,7 +42,7 @@ fn read_slowly(mut stream: impl Read, chunk: usize, total: usize, pause: Duratio
     assert_eq!(wrong, 0);
 }
 
-/// What a sender at the other end of the link sees of a reader that `accept` gives.
+/// Measures a sender at the other end of the link, to a reader from `accept`.
 fn send_to<S: Read>(
     port: u16,
     accept: impl FnOnce() -> S,

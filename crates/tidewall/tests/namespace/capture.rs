@@ -1,4 +1,4 @@
-//! What leaves, as an independent dissector sees it.
+//! Output, as an independent dissector sees it.
 
 use std::process::Command;
 

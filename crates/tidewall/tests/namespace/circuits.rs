@@ -14,7 +14,8 @@ use super::support::{PEER, PEER4, peer_namespace, shell, stack, wait_until};
 const CIRCUIT: Circuit = Circuit { vpi: 0, vci: 100 };
 const TIMEOUT: Duration = Duration::from_secs(10);
 
-/// A veth whose ends are both here: nobody is the other's neighbour by itself.
+/// Two stacks on a veth whose ends are both here: neither is the other's neighbour by
+/// itself.
 fn two_stacks() -> [Stack; 2] {
     two_stacks_with(1500)
 }
@@ -141,9 +142,9 @@ pub fn payloads_of_64_kib_go_in_one_frame_each() {
     exchange_uncut(65_535, &[9188, 60_000, 65_512, 65_535]);
 }
 
-/// A stack that has circuits alone has its frames by interrupt, since on veth it never learns
-/// the driver's poll: after a burst it waits for the next without the processor, and no timer
-/// of polls holds that back.
+/// A stack that has circuits alone receives its frames by interrupt, since on veth it never
+/// learns the driver's poll. After a burst it waits for the next without the CPU, and no poll
+/// timer delays that.
 pub fn a_stack_of_circuits_alone_sleeps_after_a_burst() {
     let stacks = two_stacks();
     let [near, far] = stacks
@@ -174,7 +175,7 @@ pub fn a_stack_of_circuits_alone_sleeps_after_a_burst() {
     assert_eq!(held.trim(), "0");
 }
 
-/// Calls through the driver program. Nobody is in the called end's stack between two of them.
+/// Calls through the driver program. Between two calls no thread is in the called end's stack.
 pub fn two_stacks_call_each_other() {
     let stacks = two_stacks();
     let number = |system| {
@@ -241,7 +242,7 @@ pub fn the_next_hop_is_found_as_any_neighbour() {
         socket.send(b"whole").unwrap();
     }
     assert!(wait_until(|| received() >= before + 10));
-    // Nobody is there.
+    // There is no neighbour.
     stack
         .attach_atm(Ipv4Addr::new(10, 77, 0, 99).into())
         .unwrap();

@@ -136,8 +136,8 @@ pub fn the_first_class_is_served_beside_a_flood_of_the_second() {
         .iter()
         .map(|q| q.delivered)
         .collect();
-    // The first few of a stack may be NAPI probes, on a way of their own,
-    // and the flood's first burst may leave before its thread is where it belongs.
+    // The first few of a stack may be NAPI probes, on a separate path. The flood's first
+    // burst may leave before its thread is on its CPU.
     assert!(
         delivered[0].abs_diff(asked) <= 8 + asked / 100 && delivered[1] > 0,
         "{asked} asked on queue 0: {delivered:?}"

@@ -52,7 +52,7 @@ pub fn fork_and_own_until_killed() {
         assert!(stack.snapshot().queues.is_empty());
         assert_eq!(stack.warnings().len(), 1);
         drop((socket, connected, listener, stream, selector, set, stack));
-        // What is opened now may have the numbers of what was closed.
+        // Files opened now may have the descriptors of closed ones.
         let files: Vec<File> = (0..64).map(|_| File::open("/dev/null").unwrap()).collect();
         println!("\nchild {}", std::process::id());
         // Until it is killed.

@@ -125,7 +125,7 @@ fn pass_in_place(mtu: usize) {
         forwarder.claim(0, at(address, SERVICE)).unwrap_err();
         forwarder.add_address(0, address).unwrap();
         forwarder.claim(0, at(address, SERVICE)).unwrap();
-        // The port is somebody's now.
+        // The port has an owner now.
         TcpListener::bind(at(address, SERVICE)).unwrap_err();
     }
     let stop = AtomicBool::new(false);

@@ -188,8 +188,8 @@ pub fn a_flood_at_the_kernel_is_limited_and_an_owned_port_served() {
     echo.finish();
     let (passed, dropped) = snapshot.queues[0].kernel["udp"];
     assert!(dropped > sent / 4, "{dropped} of {sent} were dropped");
-    // 10,000 a second and a burst of 512, or half as much again, for a little
-    // more than a second, and what is the sender's share.
+    // 10,000 per second and a burst of 512, or half as much again, for a little more than
+    // a second, and the sender's share.
     assert!(passed < 24_000, "{passed} passed");
     assert!(answered > 100, "{answered} answers in a second");
 }

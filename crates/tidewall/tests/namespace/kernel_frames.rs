@@ -1,11 +1,10 @@
-//! A host that runs a stack is not worse off than one that does not: what its
-//! kernel gets while somebody sends too much, and what it forwards. Each test
+//! A host that runs a stack is not worse off than one that does not. The tests compare the
+//! frames that its kernel gets during a flood, and those that it forwards. Each test
 //! prints its figures.
 //!
-//! What a flood makes the device's own ring lose is lost before the driver
-//! program, with a stack or without; a tenth is left for that and for a busy
-//! machine. What the driver lets through is held to 99 % and more by
-//! `crates/device/tests/demux_kernel.rs`.
+//! During a flood the device's ring loses frames before the driver program, with a stack or
+//! without. A tenth is allowed for that and for a busy machine.
+//! `crates/device/tests/demux_kernel.rs` holds the driver program to 99 % and more.
 
 use std::io::{Read, Write};
 use std::net::{Ipv4Addr, TcpListener, TcpStream, UdpSocket as KernelSocket};
@@ -81,9 +80,9 @@ fn class(stack: &Stack, name: &str) -> (u64, u64) {
     stack.snapshot().queues[0].kernel[name]
 }
 
-/// The interface's NAPI on the last CPU, before all else there, and this process on
-/// the first: on a veth alone the peers would take turns with it, and the ring of 256
-/// frames overflow meanwhile.
+/// Puts the interface's NAPI on the last CPU, ahead of all other work there, and this
+/// process on the first. On a veth alone the peers would take turns with it, and the ring of
+/// 256 frames would overflow meanwhile.
 fn napi_on_its_own_cpu() {
     shell(&format!(
         "ethtool -K {HERE} gro on; echo 1 > /sys/class/net/{HERE}/threaded
@@ -96,8 +95,8 @@ fn napi_on_its_own_cpu() {
     ));
 }
 
-/// What a blast at a closed port leaves of SYNs to the kernel and of `asked` answers to
-/// it, passed and tried, and the rate of the blast once `blasted`.
+/// Runs a blast at a closed port beside SYNs to the kernel and `asked` answers to it. Returns
+/// how many of both passed and were tried, and the rate of the blast once `blasted`.
 fn through_a_blast(asked: u32, blasted: impl Fn() -> bool) -> ([(u32, u32); 2], f64) {
     let ask = || {
         let socket = KernelSocket::bind(at(HERE4, 0)).unwrap();
@@ -382,7 +381,7 @@ pub fn a_router_forwards_as_without_a_stack() {
         [datagrams, reader.join().unwrap()]
     };
     measure();
-    // What any native program costs on a veth, whose peer cuts segments itself then.
+    // The cost of any native program on a veth: its peer then splits segments itself.
     let pass = format!("{}/pass.bpf.o", std::env::temp_dir().display());
     let source = concat!(env!("CARGO_MANIFEST_DIR"), "/../../bpf/pass.bpf.c");
     shell(&format!(

@@ -134,8 +134,8 @@ fn driven(stack: &Stack) -> u64 {
     snapshot.queues.iter().map(|queue| queue.driven).sum()
 }
 
-/// Sends until `condition` holds, without waiting for answers, to a socket that
-/// is received from without sleeping: a load that persists, so that the device is polled.
+/// Sends until `condition` holds, without waiting for answers. The receiver does not sleep,
+/// so the load persists and the device is polled.
 fn sends_until(stack: &Stack, address: Ipv4Addr, condition: impl Fn() -> bool) -> bool {
     let socket = bind(stack, at(Ipv6Addr::UNSPECIFIED, SERVICE));
     socket.set_nonblocking(true).unwrap();
@@ -194,8 +194,8 @@ pub fn interrupts_are_deferred_while_frames_come() {
     set(["0", "0"]);
 }
 
-/// What comes beyond the kernel's rates takes the interrupt from nobody: the driver
-/// would be polled in softirq for each frame of the flood.
+/// Frames beyond the kernel's rates do not unmask the interrupt: the driver would be polled
+/// in softirq for each frame of the flood.
 pub fn interrupts_stay_deferred_beside_a_flood_at_the_kernel() {
     let stack = stack();
     let echo = Echo::start(&stack, SERVICE);
@@ -393,12 +393,12 @@ pub fn a_deleted_interface_leaves_sockets_to_the_kernel() {
     static GONE: Mutex<String> = Mutex::new(String::new());
     stack.when_interface_is_gone(|name| GONE.lock().unwrap().push_str(name));
     shell(&format!("ip link del {HERE}"));
-    // What was connected by it ends, as if its peer were silent.
+    // Its connections end, as if their peer were silent.
     let ended = before.read(&mut [0; 8]).unwrap_err();
     assert_eq!(ended.raw_os_error(), Some(libc::ETIMEDOUT));
     assert!(stack.interface_is_gone());
     assert_eq!(*GONE.lock().unwrap(), HERE);
-    // Loopback goes on, and nobody is busy.
+    // Loopback continues, and no thread is busy.
     let loopback = at(Ipv4Addr::LOCALHOST, SERVICE);
     greeted(loopback);
     let client = std::net::UdpSocket::bind("127.0.0.1:0").unwrap();

@@ -3,8 +3,8 @@
 //! vanish with it however it ends.
 //!
 //! A test runs its body in this program again, started inside the namespace of
-//! the stack, so that /sys shows that namespace; the peer's sockets are made by
-//! threads that visit the other one.
+//! the stack, so that /sys shows that namespace. Threads that visit the other namespace
+//! create the peer's sockets.
 
 mod acp;
 mod adopt;
@@ -58,7 +58,7 @@ macro_rules! system_tests {
             }
         )*
 
-        /// What runs inside.
+        /// The bodies that run inside.
         mod inside {
             $(
                 #[test]

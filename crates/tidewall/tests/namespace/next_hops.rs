@@ -10,7 +10,7 @@ use tidewall_sys::netlink::Rtnetlink;
 use super::raw_system::Packets;
 use super::support::*;
 
-/// Of these addresses, which lie behind the peer, questions come.
+/// First of the addresses behind the peer from which requests come.
 const STRANGERS: Ipv4Addr = Ipv4Addr::new(10, 128, 0, 0);
 /// Frames of a call.
 const BURST: u32 = 32;

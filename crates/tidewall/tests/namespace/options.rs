@@ -1,4 +1,4 @@
-//! What streams begin with: the namespace's parameters, and options.
+//! Initial settings of streams: the namespace's parameters, and options.
 
 use std::io::{Read, Write};
 use std::net::TcpListener as KernelListener;

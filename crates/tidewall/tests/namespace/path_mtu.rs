@@ -14,7 +14,7 @@ use super::support::*;
 const CLIENT4: Ipv4Addr = Ipv4Addr::new(10, 78, 0, 2);
 const CLIENT6: Ipv6Addr = Ipv6Addr::new(0xfd78, 0, 0, 0, 0, 0, 0, 2);
 const BOTH: [IpAddr; 2] = [IpAddr::V4(CLIENT4), IpAddr::V6(CLIENT6)];
-/// Of the path, and a payload that does not fit it.
+/// MTU of the path, and a payload that does not fit it.
 const MTU: usize = 1300;
 const LONG: usize = 1400;
 
@@ -71,7 +71,7 @@ fn sent_by_itself(stack: &Stack) -> u64 {
     snapshot.queues.iter().map(|queue| queue.transmitted).sum()
 }
 
-/// What the kernel knows of the way to a client.
+/// Reports whether the kernel knows the path to a client.
 fn kernel_knows(address: IpAddr) -> bool {
     shell(&format!("ip route get {address}")).contains(&format!("mtu {MTU}"))
 }
@@ -192,8 +192,8 @@ pub fn a_socket_that_wants_no_fragments_gets_emsgsize() {
 }
 
 /// Connection tracking has not seen the flow that the error is about, and a rule
-/// drops what it calls invalid, on the loopback device too. What is longer goes
-/// through the kernel's socket all the same, and then it has.
+/// drops what it calls invalid, on the loopback device too. A longer
+/// payload still goes through the kernel socket, and then tracking has seen it.
 pub fn a_firewall_that_hides_errors_from_the_kernel_costs_one_more() {
     let name = "a_firewall_that_hides_errors_from_the_kernel_costs_one_more";
     if !tidewall_skip::has_programs(name, &["nft"]) {

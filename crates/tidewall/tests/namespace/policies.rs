@@ -38,7 +38,7 @@ pub fn every_policy_serves_in_both_places() {
             for n in 0..40u8 {
                 ask(&peer, at(HERE4, SERVICE), &[n; 16]);
             }
-            // Where the processor is busy, each answer may be found by polling.
+            // On a busy CPU, each answer may be found by polling.
             let interrupted = wait_until(|| {
                 ask(&peer, at(HERE4, SERVICE), &[40; 16]);
                 stack.snapshot().queues[0].control.interrupts > 0
@@ -94,7 +94,7 @@ pub fn receive_control_changes_while_it_serves() {
     let now = control();
     assert_eq!(now.policy, "napi");
     assert_eq!((now.budget, now.interrupt_interval), (32, 75_000));
-    // What is refused changes nothing.
+    // A rejected setting changes nothing.
     for (budget, interval) in [(Some(3001), None), (None, Some(Duration::from_millis(2)))] {
         let wrong = ReceiveControl {
             budget,

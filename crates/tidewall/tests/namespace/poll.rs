@@ -40,10 +40,10 @@ fn discard(queue: &mut Queue) {
     queue.receive.fill(&mut queue.frames);
 }
 
-/// A frame that waits behind a masked interrupt is there after a poll that is to enable
-/// it, also while one of the two sockets that poll does not know the device's poll. A peer
-/// that only sends, as of an upload, makes no other bare acknowledgment than the first, so
-/// that may be for ever.
+/// A frame that waits behind a masked interrupt is found by a poll that is to enable it. That
+/// holds also while one of the two sockets that poll does not know the device's NAPI id. A
+/// peer that only sends, as in an upload, makes no bare acknowledgment but the first, so that
+/// may be for ever.
 pub fn a_poll_before_a_sleep_takes_what_waits_with_one_id_known() {
     let mut device = device();
     let mut queue = device.queues.remove(0);

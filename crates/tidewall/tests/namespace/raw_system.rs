@@ -1,5 +1,5 @@
-//! The unsafe edge of these tests, a forked child; and visiting a namespace, packet
-//! sockets, Fast Open of the kernel's sockets, and the processor time used so far.
+//! The unsafe edge of these tests, a forked child. Also here: visiting a namespace, packet
+//! sockets, Fast Open of kernel sockets, and the CPU time used so far.
 
 use std::fs::File;
 use std::io;
@@ -50,8 +50,8 @@ pub fn processor_time() -> Duration {
     clock_gettime(ClockId::ProcessCPUTime).try_into().unwrap()
 }
 
-/// Runs `child` in a forked child, which ends with it; its process id. What the
-/// closure has is dropped by the child alone.
+/// Runs `child` in a forked child, which ends with it; its process id. The
+/// child alone drops the closure's captures.
 pub fn fork(child: impl FnOnce()) -> io::Result<i32> {
     // SAFETY: the C library's own locks are whole in the child, and the test's
     // other threads are in calls of the stack's or wait.

@@ -1,4 +1,4 @@
-//! What the kernel has for a socket, seen through a set and through `select`.
+//! A socket's input in the kernel, seen through a set and through `select`.
 
 use std::net::{Ipv4Addr, TcpStream as KernelStream, UdpSocket as KernelSocket};
 use std::time::Duration;
@@ -61,7 +61,7 @@ pub fn what_the_kernel_has_is_reported_until_it_is_taken() {
             assert_eq!(readable(&table, both, TIMEOUT), both);
         }
         assert_eq!(wait(TIMEOUT), both);
-        // What is there and was reported keeps nobody awake.
+        // Input that was reported keeps no thread awake.
         let before = raw_system::processor_time();
         assert_eq!(wait(Some(Duration::from_millis(200))), NOBODY);
         let used = raw_system::processor_time() - before;

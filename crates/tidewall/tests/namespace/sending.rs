@@ -158,8 +158,8 @@ pub fn long_replies_to_many_clients_lose_no_answer() {
     let (repeated, (sent, lost)) = in_peer(|| (tcp_counter("TCPSynRetrans"), sent_and_lost()));
     println!("longest {longest:?}, {repeated} SYNs repeated, {lost} of {sent} frames lost");
     server.finish();
-    // A thread that is not run for long may miss some; it was 6 % when nobody
-    // received while sending, and each SYN lost is a second.
+    // A thread that is not run for long may miss some. It was 6 % when no thread
+    // received while sending, and each lost SYN costs a second.
     assert!(lost * 1000 <= sent, "{lost} of {sent} frames lost");
     assert_eq!(repeated, 0, "SYNs repeated");
     let losses = stack.snapshot().losses.unwrap();

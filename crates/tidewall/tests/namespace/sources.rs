@@ -30,8 +30,8 @@ fn on_link(address: Ipv6Addr) -> SocketAddr {
     SocketAddrV6::new(address, SERVICE, 0, peer_index()).into()
 }
 
-/// Asks in one frame and in fragments, often enough that frames of our own
-/// answer: the first of a stack and of a neighbour are the kernel's.
+/// Asks in one frame and in fragments, often enough that the stack's frames answer. The
+/// kernel sends the first frames of a stack and to a neighbour.
 fn ask_in_every_way(socket: &KernelSocket, to: SocketAddr) {
     for size in [10, 10, 10, 1000, 10, 4000] {
         ask(socket, to, &vec![size as u8; size]);
@@ -141,7 +141,7 @@ pub fn a_source_that_is_not_ours_is_refused() {
     let stack = stack();
     let (four, six) = (peer_socket(PEER4), peer_socket(PEER6));
     let mut buffer = [0; 16];
-    // Who names a source gets that, whatever the socket is bound to.
+    // A named source is used, whatever the socket is bound to.
     let bound4 = bind(&stack, at(HERE4, SERVICE));
     let bound6 = bind(&stack, at(HERE6, SERVICE));
     let any = bind(&stack, at(Ipv6Addr::UNSPECIFIED, SERVICE + 1));

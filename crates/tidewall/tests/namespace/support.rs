@@ -271,8 +271,8 @@ pub fn ask_once(socket: &KernelSocket, to: SocketAddr, payload: &[u8]) -> bool {
     matches!(socket.recv_from(&mut buffer), Ok((length, _)) if buffer[..length] == *payload)
 }
 
-/// Segments that were sent again, tail loss probes aside: such a probe leaves
-/// when an acknowledgment is late (RFC 8985 §7), and on a busy machine one is.
+/// Returns the number of retransmitted segments, except tail loss probes. Such a probe
+/// leaves when an acknowledgment is late (RFC 8985 §7), as on a busy machine.
 pub fn repeated(info: &tidewall::tcp::Info) -> u32 {
     info.retransmissions.saturating_sub(info.loss_probes)
 }

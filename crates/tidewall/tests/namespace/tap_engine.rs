@@ -1,5 +1,5 @@
-//! The TCP engine alone against the kernel's, over a tap: no sockets of ours, no
-//! channels, one thread.
+//! The TCP engine alone against the kernel's, over a tap: no Tidewall sockets,
+//! no channels, one thread.
 
 use std::io::{Read, Write};
 use std::net::{IpAddr, SocketAddr, TcpListener, TcpStream};
@@ -184,7 +184,7 @@ impl Bed {
     }
 }
 
-/// What the peer did to the connection until its end.
+/// Runs the peer of the connection until its end.
 fn listener(
     address: IpAddr,
     run: impl FnOnce(TcpStream) + Send + 'static,

@@ -55,7 +55,7 @@ impl Server {
 
 struct Client {
     stream: TcpStream,
-    /// What is still to be sent back.
+    /// Bytes still to be sent back.
     rest: Vec<u8>,
     ended: bool,
 }
@@ -191,7 +191,7 @@ fn kernel_echo(address: SocketAddr, connections: usize) -> JoinHandle<()> {
     })
 }
 
-/// As [`exchange`], from a stream of the stack's.
+/// As [`exchange`], from a stream of the stack.
 fn ask_for(stream: &TcpStream, bytes: &[u8]) {
     stream.set_read_timeout(Some(TIMEOUT)).unwrap();
     stream.set_write_timeout(Some(TIMEOUT)).unwrap();
@@ -224,7 +224,7 @@ pub fn streams_reach_services_of_the_kernel() {
     for echo in echoes {
         echo.join().unwrap();
     }
-    // A port that nobody listens at.
+    // A port without a listener.
     let refused = TcpStream::connect_timeout(&stack, &at(PEER4, SERVICE + 1), TIMEOUT);
     let error = refused.map(drop).unwrap_err();
     assert_eq!(error.kind(), ErrorKind::ConnectionRefused, "{error}");
@@ -292,7 +292,7 @@ pub fn localhost_and_the_network_meet_in_one_listener() {
         assert_eq!(reader.read(&mut buffer).unwrap(), 5);
         assert_eq!(selector.wait(&mut events, Some(Duration::ZERO)).unwrap(), 0);
     }
-    // A stream of ours to a service of this host is the kernel's.
+    // A stream to a service of this host is a kernel connection.
     let own = TcpStream::connect(&stack, at(Ipv4Addr::LOCALHOST, SERVICE)).unwrap();
     assert!(own.is_kernels());
     let counters = stack.snapshot().tcp.counters;

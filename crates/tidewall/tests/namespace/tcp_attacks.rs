@@ -29,7 +29,7 @@ pub fn link_address(interface: &str) -> MacAddress {
     text.trim().parse().unwrap()
 }
 
-/// Who writes segments as if they were the peer's.
+/// An attacker that forges segments of the peer.
 struct Forger {
     packets: Packets,
     link: Link,
@@ -106,7 +106,7 @@ fn answers_allowed(since: Instant) -> usize {
     2 + since.elapsed().as_millis() as usize / 500
 }
 
-/// What the connection expects next, and what it will send.
+/// The sequence numbers that the connection expects and sends next.
 struct Numbers {
     expected: u32,
     next: u32,
@@ -164,9 +164,9 @@ impl Bed {
     }
 }
 
-/// What the stack answered to all that was sent so far, and where the connection
-/// is then: the genuine client's bytes take the same way behind it, so that their
-/// echo leaves after every answer.
+/// Returns the stack's answers to all segments sent so far, and the connection's numbers
+/// afterwards. The genuine client's bytes follow on the same path, so that their echo leaves
+/// after every answer.
 fn answers(bed: &Bed) -> (Vec<Header>, Numbers) {
     const SENTINEL: &[u8] = b"where are we?";
     exchange(&bed.client, SENTINEL);
@@ -212,7 +212,7 @@ pub fn blind_segments_do_not_reach_a_connection() {
             bed.forger.send(
                 Header {
                     sequence: expected.wrapping_add(offset),
-                    // Who cannot see the connection does not know what it sent.
+                    // A blind attacker does not know what the connection sent.
                     acknowledgment: if blind {
                         next.wrapping_add(0x4000_0000 + guess)
                     } else {
@@ -332,7 +332,7 @@ pub fn spoofed_established_segments_die_in_the_driver() {
     server.join().unwrap();
 }
 
-/// What looks like a flood may be many clients. The driver's answers would be lost on the way
+/// An apparent flood may be many clients. The driver's answers would be lost on the way
 /// to a peer that has neither GRO nor a program of its own.
 pub fn clients_get_in_after_a_burst_where_the_driver_cannot_answer() {
     let peer = peer_namespace();

@@ -42,7 +42,7 @@ impl Capture {
                     continue;
                 };
                 let segment = segment(&frame);
-                // What acknowledges the second FIN is the last.
+                // The acknowledgment of the second FIN is the last.
                 let closed = segment.is_some() && ends.len() == 2;
                 if let Some((port, _)) = segment.filter(|(_, flags)| flags.contains(Flags::FIN)) {
                     ends.insert(port);
@@ -70,7 +70,7 @@ fn segment(frame: &[u8]) -> Option<(u16, Flags)> {
     (*protocol == 6).then_some((header.source_port, header.flags))
 }
 
-/// What tshark prints of each TCP segment, by field.
+/// Returns tshark's fields of each TCP segment.
 fn dissect(frames: &[Vec<u8>], checksums: bool) -> Vec<Vec<String>> {
     let file: PathBuf = std::env::temp_dir().join(format!("tw-tcp-{}.pcap", std::process::id()));
     fs::write(&file, pcap(frames)).unwrap();
@@ -79,7 +79,7 @@ fn dissect(frames: &[Vec<u8>], checksums: bool) -> Vec<Vec<String>> {
         .arg("-r")
         .arg(&file)
         .args(["-o", &check("tcp"), "-o", &check("ip")])
-        // What else is known to use our port is not meant.
+        // Other protocols known to use this port are not meant.
         .args(["-d", &format!("tcp.port=={SERVICE},data")])
         .args(["-Y", "tcp", "-T", "fields", "-E", "separator=;"])
         .args(FIELDS.iter().flat_map(|field| ["-e", field]))
@@ -97,7 +97,7 @@ fn dissect(frames: &[Vec<u8>], checksums: bool) -> Vec<Vec<String>> {
         .collect()
 }
 
-/// What a clean run has none of, after the first three.
+/// Fields that are empty in a clean run, after the first three.
 const FIELDS: [&str; 13] = [
     "tcp.srcport",
     "tcp.checksum.status",
@@ -115,7 +115,7 @@ const FIELDS: [&str; 13] = [
 ];
 /// The peer's window may fill up: that is no fault.
 const FAULTS: std::ops::Range<usize> = 3..11;
-/// What a timer that expires early brings about.
+/// Effects of a timer that expires early.
 const SENT_AGAIN: [&str; 5] = [
     "tcp.analysis.retransmission",
     "tcp.analysis.fast_retransmission",
@@ -155,9 +155,9 @@ fn judge(segments: &[Vec<String>], checksums: bool, least: usize) -> Result<(), 
     Ok(())
 }
 
-/// Has it run until nothing is sent twice: while a busy machine does something else,
-/// timers of either end expire, the kernel's too, and send again what is not lost. A
-/// fault of ours comes each time.
+/// Repeats a run until nothing is sent twice. While a busy machine runs other work, timers of
+/// either end expire, and segments that are not lost are sent again. A fault of the stack
+/// occurs each time.
 fn until_clean(mut run: impl FnMut() -> Result<(), String>) {
     let mut again = Ok(());
     for _ in 0..RUNS {
@@ -253,7 +253,7 @@ pub fn a_clean_run_over_a_tap_is_clean_to_tshark() {
             run.and(judge(&segments, false, 30))
         });
     }
-    // A port that nobody listens on: silence, which a client must bear.
+    // A port without a listener: silence, which a client must bear.
     let nobody = at(TAP4, SERVICE + 1);
     let refused = KernelStream::connect_timeout(&nobody, Duration::from_millis(300));
     assert!(refused.is_err());

@@ -1,6 +1,6 @@
-//! What a blast on one connection takes from the others: downloads that are still
-//! under way when the server has closed them, beside a blast on a flow in
-//! TIME-WAIT, and while other connections hold all channels.
+//! The effect of a blast on one connection on the others. Downloads are still under way
+//! when the server has closed them, beside a blast on a flow in TIME-WAIT, and while other
+//! connections hold all channels.
 
 use std::collections::HashMap;
 use std::io::{ErrorKind, Read, Write};
@@ -23,9 +23,9 @@ const TIMEOUT: Duration = Duration::from_secs(10);
 /// Bytes of a download: they fit into a send buffer, so that the server can close
 /// at once.
 const DOWNLOAD: usize = 64 << 10;
-/// Threads that download, one file each so often: 20 MB/s in all, of which a
-/// processor that has something else to do as well is capable. Many, since a SYN
-/// that the device's ring of 256 frames loses keeps one of them for a second.
+/// Threads that download one file each per period: 20 MB/s in all, which a CPU with other
+/// work can serve. There are many, since a SYN that the device's ring of 256 frames loses
+/// delays one of them for a second.
 const CLIENTS: usize = 32;
 const PERIOD: Duration = Duration::from_millis(96);
 const ROUNDS: usize = 3;
@@ -123,8 +123,8 @@ impl Switch {
         }
     }
 
-    /// Starts a thread: `act` once in `period`, until the test is over. What it did
-    /// not come to in the time `missed` is made up for.
+    /// Starts a thread: `act` once in `period`, until the test is over. Turns that it
+    /// did not reach in the time `missed` are made up for.
     fn repeat(
         &self,
         period: Duration,
@@ -207,7 +207,7 @@ fn median(mut values: Vec<f64>) -> f64 {
 fn compare(name: &str, downloads: &Switch, attacks: &[&Switch], stack: &Stack) -> f64 {
     let measure = |attacked: bool| {
         attacks.iter().for_each(|attack| attack.set(attacked));
-        // What was under way is over, and what begins has begun.
+        // Earlier downloads are over, and new ones have begun.
         std::thread::sleep(window() / 4);
         let (start, before) = (Instant::now(), downloads.count());
         let sent = attacks[0].count();

@@ -14,7 +14,7 @@ use super::support::*;
 
 const TIMEOUT: Duration = Duration::from_secs(30);
 const CLIENTS: usize = 20;
-/// What each request costs the server.
+/// The server's cost of each request.
 const WORK: Duration = Duration::from_millis(5);
 const ROUNDS: usize = 5;
 

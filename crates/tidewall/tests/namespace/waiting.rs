@@ -20,7 +20,7 @@ pub fn an_idle_service_uses_no_cpu() {
     for n in 0..10u8 {
         ask(&client, at(HERE4, SERVICE), &[n; 8]);
     }
-    // What the last exchange left to do is over soon.
+    // Work left by the last exchange is over soon.
     std::thread::sleep(Duration::from_millis(200));
     let before = raw_system::processor_time();
     let rounds = stack.snapshot().queues[0].rounds;
@@ -163,8 +163,8 @@ pub fn an_acknowledgment_alone_wakes_nobody() {
     assert!(info.retransmissions < few, "{info:?}");
 }
 
-/// Who only accepts leads at first, having slept longest; but each question is another's, which
-/// is woken alone then. Both do their part when they are wanted again.
+/// A thread that only accepts leads at first, having slept longest. But each request belongs
+/// to another thread, which is woken alone then. Both work when they are needed again.
 pub fn a_thread_that_only_accepts_is_not_woken_for_requests() {
     const QUESTIONS: u64 = 100;
     const PATIENCE: Duration = Duration::from_secs(5);
@@ -204,7 +204,7 @@ pub fn a_thread_that_only_accepts_is_not_woken_for_requests() {
     assert!(woken.iter().any(|&it| it < QUESTIONS / 4));
     let _second = connect();
     connections.recv_timeout(PATIENCE).unwrap();
-    // Nobody but who accepts is left.
+    // Only the accepting thread is left.
     drop(client);
     serves.join().unwrap();
     let _third = connect();

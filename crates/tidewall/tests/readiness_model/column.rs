@@ -1,8 +1,7 @@
-//! What both columns do.
+//! The operations of both columns.
 //!
-//! Numbers are small and the test's own: a column maps them to descriptors of
-//! its kind, one to one, so that closing and reusing a number means the same in
-//! both. Each connection has a *subject*, which has a number and is watched, and a
+//! Numbers are small and belong to the test. A column maps them one to one to descriptors
+//! of its kind, so that closing and reusing a number means the same in both. Each connection has a *subject*, which has a number and is watched, and a
 //! *peer*, which is known by the connection's name alone.
 
 use std::net::Shutdown;
@@ -27,10 +26,10 @@ pub trait Column {
     fn listener(&mut self, fd: i32);
     /// A datagram socket with a peer, nonblocking, becomes `fd`, which is free.
     fn datagram(&mut self, fd: i32, connection: usize);
-    /// An eventfd of the kernel's, nonblocking, becomes `fd`, which is free.
+    /// A nonblocking kernel eventfd becomes `fd`, which is free.
     fn counter(&mut self, fd: i32);
-    /// The reading end of a pipe of the kernel's, nonblocking, becomes `fd`, which is
-    /// free, and the writing end `to`.
+    /// The reading end of a nonblocking kernel pipe becomes `fd`, which is free, and the
+    /// writing end `to`.
     fn pipe(&mut self, fd: i32, to: i32);
     /// A regular file of the kernel's becomes `fd`, which is free.
     fn file(&mut self, fd: i32);

@@ -12,9 +12,9 @@ use super::raw_linux as raw;
 
 pub use super::column::Event;
 
-/// Where the tests' numbers begin among the process's descriptors.
+/// First of the tests' numbers among the process's descriptors.
 const BASE: i32 = 400;
-/// What must arrive arrives within this; a delayed acknowledgment takes 40 ms.
+/// Time within which expected data arrives; a delayed acknowledgment takes 40 ms.
 const TIMEOUT: Duration = Duration::from_secs(2);
 
 /// One column at a time: they share the numbers.
@@ -25,7 +25,7 @@ enum Peer {
     Datagram(UdpSocket),
 }
 
-/// What a connection's ends have sent.
+/// Bytes that the ends of a connection have sent.
 #[derive(Default)]
 struct Traffic {
     by_subject: u64,

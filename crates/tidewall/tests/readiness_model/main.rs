@@ -1,10 +1,9 @@
-//! Readiness beside Linux's own: the same operations on kernel sockets over
-//! loopback in one column and on Tidewall's in the other must give the same answers.
+//! Readiness beside that of Linux. One column runs operations on kernel sockets over
+//! loopback, the other the same on Tidewall's sockets. Both must give the same answers.
 //!
-//! `column` says what a column does; `linux` and `tidewall` are the two; `random`
-//! runs random sequences over both, `scripts` and `select_scripts` those that are
-//! worth naming.
-//! `threads` is about what happens at the same time, where only we answer.
+//! `column` defines the operations of a column; `linux` and `tidewall` are the two.
+//! `random` runs random sequences over both, `scripts` and `select_scripts` those that are
+//! worth naming. `threads` tests concurrency, on Tidewall alone.
 
 mod column;
 mod linux;

@@ -43,12 +43,12 @@ pub enum Operation {
     Control(i32, i32, i32, u32, u64),
     Wait(i32),
     Select(Selected, i32),
-    /// Of what is open only, so that it is no error.
+    /// `select` of open descriptors only, so that it is no error.
     SelectOpen(Selected),
     Poll(Vec<(i32, i16)>),
 }
 
-/// What a number names.
+/// The kind of file that a number names.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Kind {
     Stream(usize),
@@ -59,7 +59,7 @@ enum Kind {
     Set,
 }
 
-/// What is known of both columns, so that no operation is meaningless or would
+/// The known state of both columns, so that no operation is meaningless or would
 /// depend on the size of a buffer.
 #[derive(Default)]
 struct Known {
@@ -256,7 +256,7 @@ impl Known {
         self.peers.get(nth % self.peers.len().max(1)).copied()
     }
 
-    /// Runs one operation on both, if it means anything. What they answered.
+    /// Runs one operation on both, if it means anything. Returns their answers.
     fn run(&mut self, both: [&mut dyn Column; 2], operation: &Operation) -> Option<[String; 2]> {
         let kind = |fd: &i32| self.numbers.get(fd).copied();
         fn say<T: std::fmt::Debug>(answer: Answer<T>) -> String {
@@ -390,8 +390,8 @@ impl Known {
             It::Write(fd, length) => {
                 if let Some(Kind::Stream(name) | Kind::Datagram(name)) = kind(fd) {
                     let outstanding = self.outstanding.get_mut(&name)?;
-                    // What nobody is there to take is answered with a reset, whose
-                    // errors are the connection's, not readiness's.
+                    // Data without a reader is answered with a reset, whose errors
+                    // belong to the connection, not to readiness.
                     if outstanding[1] + length > OUTSTANDING || !self.peers.contains(&name) {
                         return None;
                     }
@@ -413,8 +413,8 @@ impl Known {
                     Some(Kind::Stream(_)) => {}
                     _ => return None,
                 }
-                // What it answers once the connection is over is the connection's to
-                // say; that it was done is compared.
+                // The answer after the end of the connection depends on the connection;
+                // only its execution is compared.
                 both.map(|column| {
                     let _ = column.shutdown(*fd, *how);
                     done()

@@ -1,4 +1,4 @@
-//! The system calls of Linux's column, on descriptors by number.
+//! The system calls of the Linux column, on descriptors by number.
 
 use std::net::{Ipv4Addr, Shutdown, SocketAddrV4};
 use std::os::fd::{BorrowedFd, OwnedFd};

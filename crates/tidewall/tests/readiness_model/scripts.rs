@@ -54,7 +54,7 @@ impl Script<'_> {
         events
     }
 
-    /// What the set reports once everything has arrived.
+    /// Returns the set's reports once everything has arrived.
     fn events(&mut self) -> Vec<Event> {
         self.of(SET)
     }
@@ -464,7 +464,7 @@ fn a_listener_that_is_shut() {
                 .map(|it| it.0),
             Ok(1)
         );
-        // What was accepted goes on.
+        // Accepted connections continue.
         it.comes(1);
         assert_eq!(it.0.read(1, 9), Ok(1));
         assert_eq!(it.0.close(0), Ok(()));

@@ -14,8 +14,8 @@ const NVAL: i16 = libc::POLLNVAL;
 
 const NOBODY: [i32; 0] = [];
 
-/// Runs a script in Linux's column, to know that it is right, and in ours, in both
-/// ways to select, the protocol running early and late.
+/// Runs a script in the Linux column, to know that it is right, and in Tidewall's. There it
+/// runs with both ways to select, and with the protocol running early and late.
 fn both(script: impl Fn(&mut Script<'_>)) {
     let mut linux = Linux::new();
     script(&mut Script(&mut linux));

@@ -1,4 +1,4 @@
-//! What happens at the same time: stacks in real time, with threads that wait.
+//! Concurrency: stacks in real time, with threads that wait.
 
 use std::collections::HashMap;
 use std::fs;
@@ -90,9 +90,9 @@ impl Bed {
         }
     }
 
-    /// Nobody but those who have returned was woken by what was sent so far: the
-    /// near stack has seen to it when a datagram behind it arrives, and so many
-    /// sleep all the same.
+    /// Asserts that the data sent so far woke only the threads that have returned. The near
+    /// stack has processed it when a datagram behind it arrives, and so many threads still
+    /// sleep.
     fn still_wait(&self, count: usize) {
         let [far, near] = &self.sentinel;
         far.send_to(b"sentinel", (NEAR, SENTINEL).into()).unwrap();
@@ -162,8 +162,8 @@ fn one_event_wakes_one_of_those_who_wait_on_a_set() {
     });
 }
 
-/// As with Linux, a thread that is awake for another reason may find the event too
-/// (epoll_ctl(2): "one or more"), but not all of them do each time.
+/// A thread that is awake for another reason may find the event too, but not all of them do
+/// each time. Linux is the same (epoll_ctl(2): "one or more").
 #[test]
 fn of_exclusive_sets_few_are_woken() {
     const SETS: usize = 3;
@@ -216,8 +216,8 @@ fn of_exclusive_sets_few_are_woken() {
     assert!(for_nothing < herd / 2, "{for_nothing} of {herd} at most");
 }
 
-/// Many threads on one set, each event one thread's: all that was sent is read,
-/// each byte once, and nobody waits for ever.
+/// Many threads wait on one set, and each event goes to one thread. All bytes sent are read
+/// once, and no thread waits for ever.
 fn storm(events: Events) {
     const CONNECTIONS: usize = 8;
     const ROUNDS: usize = 300;
@@ -513,8 +513,8 @@ fn no_wake_up_is_lost_while_somebody_looks_at_the_set() {
     });
 }
 
-/// Who sleeps on a set is woken for data at once, also when what came before
-/// went to another set, which nobody waits on any more.
+/// A thread that sleeps on a set is woken for data at once. That holds also when earlier data
+/// went to another set, which no thread waits on any more.
 #[test]
 fn a_set_whose_frames_another_has_seen_to_is_woken_for_the_next() {
     let bed = Bed::new();
@@ -522,7 +522,7 @@ fn a_set_whose_frames_another_has_seen_to_is_woken_for_the_next() {
     let (first, second) = (bed.set(), bed.set());
     bed.add(first, fd, Events::IN);
     bed.add(second, fd, Events::IN);
-    // Somebody else sleeps on the device.
+    // Another thread sleeps on the device.
     let (other, mut other_peer) = bed.pair();
     let third = bed.set();
     bed.add(third, other, Events::IN);
@@ -538,7 +538,7 @@ fn a_set_whose_frames_another_has_seen_to_is_woken_for_the_next() {
                 assert_eq!(bed.wait(second, TIMEOUT), Some(fd as u64));
                 tell.send(Instant::now()).unwrap();
             });
-            // An acknowledgment comes, which is nobody's event.
+            // An acknowledgment arrives, which is no event.
             let busy = scope.spawn(move || bed.wait(first, Duration::from_millis(60)));
             thread::sleep(Duration::from_millis(5));
             assert_eq!(bed.near.write(fd, b"x").unwrap(), 1);
@@ -589,7 +589,7 @@ fn a_shutdown_ends_what_waits_for_a_peer() {
             assert_eq!(receiving.join().unwrap().unwrap(), 0);
         }
     });
-    // Nobody answers there, and another may once the number is closed.
+    // No listener answers there; another may once the descriptor is closed.
     let refused = TcpStream::connect_nonblocking(&bed.far, address).unwrap();
     let taken = TcpListener::bind(bed.near.stack(), address).map(drop);
     assert_eq!(taken.unwrap_err().raw_os_error(), Some(libc::EADDRINUSE));

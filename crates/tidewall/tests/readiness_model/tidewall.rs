@@ -20,7 +20,7 @@ use super::raw_linux;
 
 const NEAR: Ipv4Addr = Ipv4Addr::new(10, 0, 0, 1);
 const FAR: Ipv4Addr = Ipv4Addr::new(10, 0, 0, 2);
-/// Where the tests' numbers begin, so that those on the way there are others.
+/// First of the tests' numbers; lower descriptors serve other purposes.
 const BASE: i32 = 64;
 
 enum Peer {
@@ -37,7 +37,7 @@ pub struct Tidewall {
     /// `select` is the classical one.
     pub classical: bool,
     peers: HashMap<usize, Peer>,
-    /// Where listeners listen.
+    /// Addresses of listeners.
     listeners: HashMap<i32, SocketAddr>,
     port: u16,
     /// Subjects' protocol runs when their set is waited on, or after a while.
@@ -123,7 +123,7 @@ impl Tidewall {
     fn pump(&mut self) {
         self.near.wait(&[], Some(Duration::ZERO)).unwrap();
         self.far.wait(&[], Some(Duration::ZERO)).unwrap();
-        // Nobody else runs the protocol of those that nobody watches.
+        // No other thread runs the protocol of unwatched peers.
         for peer in self.peers.values() {
             if let Peer::Stream(peer) = peer {
                 let _ = peer.peek(&mut [0]);

@@ -45,7 +45,7 @@ fn the_state_at_the_declaration_is_no_event() {
     );
     assert_eq!(bed.declare(counter, Events::IN), Events::IN);
     assert_eq!(bed.next(9, NOW), []);
-    // Who does not ask for the state hears of it.
+    // The state is reported also without a request.
     bed.table.declare_interest(fd, Events::IN, None).unwrap();
     bed.table
         .declare_interest(counter, Events::IN, None)
@@ -79,7 +79,7 @@ fn events_are_coalesced_and_come_in_bulk() {
     );
     // Nothing has been read, and nothing new has happened.
     assert_eq!(bed.next(9, NOW), []);
-    // What was undone before it was reported is not reported.
+    // An event that was undone before its report is not reported.
     bed.comes(7005);
     bed.comes(7006);
     assert_eq!(bed.select(&[fds[5]], LONG).unwrap(), [fds[5]]);
@@ -97,7 +97,7 @@ fn interest_ends() {
     bed.comes(7000);
     bed.comes(7001);
     assert_eq!(bed.next(9, LONG), [(two, Events::IN)]);
-    // With the descriptor, too: its number's next file is nobody's interest.
+    // Interest ends with the descriptor: its next file has none.
     bed.comes(7001);
     bed.table.close(two).unwrap();
     assert_eq!(bed.next(9, NOW), []);
@@ -141,7 +141,7 @@ fn threads_declare_for_themselves_or_to_be_one_of_many() {
     let bed = Bed::new();
     let fd = bed.datagram(7000);
     assert_eq!(reported(&bed, fd, Events::IN, LONG), 3);
-    // Who is not asleep yet is woken, too: a busy machine gets several tries.
+    // A thread that is not asleep yet is woken, too: a busy machine gets several tries.
     let short = Some(Duration::from_millis(300));
     let exclusive = Events::IN | Events::EXCLUSIVE;
     let mut tries = (0..10).map(|_| reported(&bed, fd, exclusive, short));

@@ -172,7 +172,7 @@ fn one_thread_is_woken_for_one_of_the_kernels() {
             }
         }
         done.store(true, Ordering::SeqCst);
-        // Who leaves for this wakes nobody: each is called.
+        // A thread that returns for this wakes no other: each is called.
         let end = Instant::now() + LONG.unwrap();
         while sleepers.iter().any(|sleeper| !sleeper.is_finished()) {
             assert!(Instant::now() < end);
@@ -181,7 +181,7 @@ fn one_thread_is_woken_for_one_of_the_kernels() {
         }
         sleepers.map(|it| it.join().unwrap()).iter().sum()
     });
-    // Who was woken, and who sleeps on the descriptors in its place: not
+    // The woken thread, and the one that sleeps on the descriptors in its place: not
     // all of them each time.
     assert!(switches < ROUNDS * 5, "{switches}");
 }

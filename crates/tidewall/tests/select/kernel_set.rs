@@ -1,5 +1,4 @@
-//! Sets beside one of the kernel's, in which a program has descriptors of the kernel's as
-//! it has put them there.
+//! Sets beside a kernel set, in which a program has put kernel descriptors itself.
 
 use std::os::fd::{AsRawFd, OwnedFd};
 use std::thread;
@@ -13,7 +12,7 @@ use tidewall::readiness::{EpollEvent, EpollSet, Events, Operation};
 
 use super::support::*;
 
-/// Of a program that stores pointers or -1: every value is its own.
+/// Data of a program that stores pointers or -1: every value is the program's.
 const THEIRS: u64 = u64::MAX;
 
 struct Beside {
@@ -126,7 +125,7 @@ fn the_kernels_rules_hold_for_the_kernels_part() {
     let armed = EventFlags::IN | EventFlags::ONESHOT;
     epoll::modify(&beside.kernel, &once, EventData::new_u64(3), armed).unwrap();
     assert_eq!(beside.wait(8, NOW), [3]);
-    // Who waits in the kernel's set alone sees its part.
+    // A thread that waits in the kernel set alone sees its events.
     add(&edge);
     let mut events = Vec::<Event>::with_capacity(8);
     let room = rustix::buffer::spare_capacity(&mut events);

@@ -1,6 +1,6 @@
-//! `select`, `poll` and event queues of one table: what wakes them, what they do
-//! with numbers that come and go, and events as the 1999 interface delivers them.
-//! What they answer is compared with Linux in `readiness_model`.
+//! `select`, `poll` and event queues of one table. The tests cover wake-ups, descriptors
+//! that come and go, and events as the 1999 interface delivers them. `readiness_model`
+//! compares the answers with Linux.
 
 mod event_queue;
 mod kernel_files;

@@ -148,7 +148,7 @@ fn a_mask_holds_for_the_time_of_the_call() {
                 errno(bed.table.ppoll(&mut list, None, Some(&none))),
                 libc::EINTR
             );
-            // What is ready goes before.
+            // Ready descriptors take precedence.
             pending();
             bed.comes(7000);
             assert_eq!(bed.table.ppoll(&mut list, LONG, Some(&other)).unwrap(), 1);

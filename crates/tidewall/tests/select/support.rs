@@ -60,7 +60,7 @@ impl Bed {
         self.sender.send_to(b"x", (NEAR, port).into()).unwrap();
     }
 
-    /// An eventfd of the kernel's.
+    /// Creates a kernel eventfd.
     pub fn counter(&self) -> i32 {
         let flags = EventfdFlags::NONBLOCK | EventfdFlags::CLOEXEC;
         let counter = eventfd(0, flags).unwrap();

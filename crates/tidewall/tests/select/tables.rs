@@ -121,8 +121,8 @@ fn tables_that_end_leave_nothing() {
     assert!(epoll_descriptors() < 80, "{}", epoll_descriptors());
 }
 
-/// A number is closed and used again all the time by one thread, while another
-/// waits for it: whatever it hears is true of some file that had the number.
+/// One thread closes and reuses a descriptor all the time, while another waits for it. Each
+/// report is true of some file that had the descriptor.
 #[test]
 fn a_number_that_is_used_again_and_again() {
     const TIMES: usize = 3000;

@@ -10,12 +10,12 @@ use tidewall_device::memory::{Impairments, Side as End};
 
 use super::{FAR, NEAR, assert_idle, call, connected, controlled, listen, number, pass, received};
 
-/// What a test does, at either end.
+/// A step of a test, at either end.
 #[derive(Clone, Copy, Debug)]
 enum Step {
     Call(bool),
     Accept(bool),
-    /// Of one of the sockets.
+    /// Closes one of the sockets.
     Close(usize),
     Send(usize),
     Receive(usize),
@@ -39,7 +39,7 @@ fn step() -> impl Strategy<Value = Step> {
 /// A socket, and which call it is of: the one whose caller says so in its first payload.
 struct Held {
     socket: AtmSocket,
-    /// Of a caller its call, of who was called that which a payload named.
+    /// For a caller its call, for a called end the call that a payload named.
     call: Option<u8>,
     caller: bool,
 }
@@ -47,7 +47,7 @@ struct Held {
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(60))]
 
-    /// Whatever is lost, a payload arrives on its own call or nowhere, and when everybody has
+    /// Whatever is lost, a payload arrives on its own call or nowhere. When all sockets are
     /// closed, and time has passed, nothing is left of any call.
     #[test]
     fn calls_end_and_never_mix_whatever_is_lost(
