@@ -86,7 +86,7 @@ fn protocols(_start: Start<'_>) -> io::Result<Vec<Arc<dyn Protocol>>> {
     Ok(vec![Arc::new(Forwarding::default())])
 }
 
-/// Forwards segments and circuits' frames between interfaces; see the [crate](crate)
+/// Forwards segments and circuits' frames between interfaces; see the crate's
 /// documentation.
 pub struct Forwarder {
     inputs: Vec<Input>,

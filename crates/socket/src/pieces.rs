@@ -17,7 +17,7 @@ pub const MSG_TRUNC: i32 = libc::MSG_TRUNC;
 pub const MSG_MORE: i32 = libc::MSG_MORE;
 /// For a stream: a record ends here.
 pub const MSG_EOR: i32 = libc::MSG_EOR;
-/// For a stream: as [`TcpStream::write_zero_copy`].
+/// For a stream: as [`TcpStream::write_zero_copy`](crate::TcpStream::write_zero_copy).
 pub const MSG_ZEROCOPY: i32 = libc::MSG_ZEROCOPY;
 
 /// Copies pieces to buffers, in turn, as much as they hold. Returns how much was copied.

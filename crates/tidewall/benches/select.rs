@@ -1,10 +1,10 @@
 //! The cost of a call of `select` when ten of the descriptors are ready and the others
-//! idle, beside `poll`, the classical `select`, and both calls of Linux.
+//! idle. `poll`, the classical `select`, and both calls of Linux are measured beside it.
 //!
 //! `cargo bench -p tidewall --bench select`. Each figure is the median of
 //! five runs, in CPU time of the calling thread; other threads are not in it. Ready
 //! input stays unread, so that every call finds the same ten. All three bitmaps are passed,
-//! as a proxy does: all descriptors are in the first, the ready ones are in the second too,
+//! as a proxy does. All descriptors are in the first, the ready ones are in the second too,
 //! and the third is empty.
 //!
 //! The interface prescribes bitmaps: a call must read three and write three, whatever

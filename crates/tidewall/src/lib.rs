@@ -163,8 +163,6 @@ pub use tidewall_socket::{
 };
 pub use tidewall_stack::clock::{Sleep, VirtualTime};
 pub use tidewall_stack::receiver::TrafficClass;
-#[cfg(any(test, feature = "testutil"))]
-pub use tidewall_stack::stack::MemoryConfig;
 /// Configures [`Stack::embedded`] and [`Stack::managed`]:
 ///
 /// ```no_run
@@ -179,6 +177,8 @@ pub use tidewall_stack::stack::MemoryConfig;
 /// # std::io::Result::Ok(())
 /// ```
 pub use tidewall_stack::stack::EmbeddedConfig;
+#[cfg(any(test, feature = "testutil"))]
+pub use tidewall_stack::stack::MemoryConfig;
 pub use tidewall_stack::stack::TapConfig;
 
 // The examples of README.md compile.

@@ -1,6 +1,7 @@
 //! A stack with all its protocols.
 
 use std::io;
+#[cfg(feature = "atm")]
 use std::net::IpAddr;
 use std::ops::Deref;
 use std::path::Path;

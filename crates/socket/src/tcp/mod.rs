@@ -1,7 +1,7 @@
 //! TCP: listeners and streams.
 //!
-//! The protocol runs in the thread that receives, sends, accepts or waits, on the frames
-//! of the channels that this thread serves (a selector's wait, a blocking read). Its
+//! The protocol runs in the thread that receives, sends, accepts or waits. It runs on the
+//! frames of the channels that this thread serves (a selector's wait, a blocking read). Its
 //! output (acknowledgments, data) is sent once per turn, for all connections together. A
 //! helper thread serves connections that the application leaves alone for several
 //! milliseconds.

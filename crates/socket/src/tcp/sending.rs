@@ -1,7 +1,7 @@
 //! The order in which connections send, and how much at a time.
 //!
 //! A device is given no more than a [burst](tidewall_device::queue::BURST) before it is
-//! polled for input again: the answers to a burst must not overflow its receive ring
+//! polled for input again. The answers to a burst must not overflow its receive ring
 //! meanwhile. Connections share the burst in turn, as by Linux's fq. Each has a
 //! [quantum](QUANTUM), and new connections precede those that continue.
 

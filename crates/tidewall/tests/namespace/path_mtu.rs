@@ -71,7 +71,7 @@ fn sent_by_itself(stack: &Stack) -> u64 {
     snapshot.queues.iter().map(|queue| queue.transmitted).sum()
 }
 
-/// Reports whether the kernel knows the path to a client.
+/// Reports whether the kernel knows the MTU of the path to a client.
 fn kernel_knows(address: IpAddr) -> bool {
     shell(&format!("ip route get {address}")).contains(&format!("mtu {MTU}"))
 }

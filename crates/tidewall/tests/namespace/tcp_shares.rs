@@ -1,6 +1,6 @@
 //! The effect of a blast on one connection on the others. Downloads are still under way
-//! when the server has closed them, beside a blast on a flow in TIME-WAIT, and while other
-//! connections hold all channels.
+//! when the server has closed them. They run beside a blast on a flow in
+//! TIME-WAIT, and while other connections hold all channels.
 
 use std::collections::HashMap;
 use std::io::{ErrorKind, Read, Write};

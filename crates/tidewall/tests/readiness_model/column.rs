@@ -1,8 +1,9 @@
 //! The operations of both columns.
 //!
 //! Numbers are small and belong to the test. A column maps them one to one to descriptors
-//! of its kind, so that closing and reusing a number means the same in both. Each connection has a *subject*, which has a number and is watched, and a
-//! *peer*, which is known by the connection's name alone.
+//! of its kind, so that closing and reusing a number means the same in both.
+//! Each connection has a *subject*, which has a number and is watched, and a *peer*, which
+//! is known by the connection's name alone.
 
 use std::net::Shutdown;
 

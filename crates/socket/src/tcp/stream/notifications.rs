@@ -67,8 +67,8 @@ impl TcpStream {
     }
 
     /// Moves notifications to the end of `into`, oldest first, and returns their number.
-    /// Never waits: a [`Selector`](crate::Selector) reports
-    /// [`Event::error`](crate::tcp::Event::error) while there are some.
+    /// Never waits: a [`Selector`](tidewall_readiness::Selector) reports
+    /// [`Event::error`](tidewall_readiness::Event::error) while there are some.
     ///
     /// 1024 are kept. Times beyond that are lost and counted
     /// ([`TcpStream::notifications_lost`]); free memory is always reported.
