@@ -39,7 +39,7 @@ impl Posix {
     /// `epoll_ctl(2)`; `event` is EPOLL… bits and the caller's data.
     ///
     /// # Errors
-    /// EINVAL for another operation; as [`tidewall::Descriptors::epoll_ctl`].
+    /// EINVAL for another operation; as [`tidewall::readiness::Descriptors::epoll_ctl`].
     pub fn epoll_ctl(
         &self,
         set: i32,

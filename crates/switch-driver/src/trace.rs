@@ -9,8 +9,6 @@ use tidewall_wire::acp::FramesInPieces;
 use tidewall_wire::pieces::Pieces;
 use tidewall_wire::tcp::Header;
 
-use super::status;
-
 /// Reports a segment's connection; returns the earlier counters.
 pub(super) fn before(
     switch: &Switch,

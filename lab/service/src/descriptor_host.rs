@@ -42,7 +42,7 @@ impl DescriptorEpoll {
     /// Creates a host on `stack`, with its own epoll set.
     ///
     /// # Errors
-    /// Those of [`tidewall::Descriptors::epoll_create1`].
+    /// Those of [`tidewall::readiness::Descriptors::epoll_create1`].
     pub fn new(stack: &Stack, allocator: Allocator) -> io::Result<Self> {
         let sockets = DescriptorSockets::new(stack, allocator, Select::default())?;
         let set = sockets.descriptors().epoll_create1(Flags::CLOEXEC)?;

@@ -47,7 +47,7 @@ impl DescriptorSockets {
     /// descriptor.
     ///
     /// # Errors
-    /// Those of [`Descriptors::epoll_create1`], for the classical `select`.
+    /// Those of [`tidewall::readiness::Descriptors::epoll_create1`], for the classical `select`.
     pub fn new(stack: &Stack, allocator: Allocator, select: Select) -> io::Result<Self> {
         let mut sockets = DescriptorSockets {
             descriptors: Descriptors::with_allocator(stack, LIMIT, allocator),

@@ -23,11 +23,11 @@ const FRAMES_MIN: u32 = 4096;
 /// meaning, the range and the default, a reason to set it, and the symptom of a wrong
 /// value. [`StackHandle::embedded`] checks all parameters before it changes anything.
 ///
-/// ```no_run
-/// use tidewall_socket::{EmbeddedConfig, Stack};
+/// ```
+/// use tidewall_stack::stack::EmbeddedConfig;
 ///
-/// let stack = Stack::embedded(EmbeddedConfig::new("eth0").tcp_memory(1 << 30))?;
-/// # std::io::Result::Ok(())
+/// let config = EmbeddedConfig::new("eth0").tcp_memory(1 << 30);
+/// assert_eq!(config.interface(), "eth0");
 /// ```
 ///
 /// [`StackHandle::embedded`]: crate::StackHandle::embedded
