@@ -3,7 +3,7 @@
 //! Polling by the stack needs the deferral: without it each poll ends by enabling the
 //! interrupt. The kernel's own traffic pays for it, since after each of its frames the
 //! next one waits for the timer. A forwarded TCP stream keeps 0.6 of its throughput
-//! (docs/decisions.md). So interrupts are deferred while frames for the stack come, and
+//! (docs/decisions/index.md). So interrupts are deferred while frames for the stack come, and
 //! not while few come beside many for the kernel. They stay deferred while most frames
 //! for the kernel are dropped beyond its rates: the interrupts would be a flood's.
 
