@@ -89,11 +89,6 @@ pub trait Handle {
 
     /// Returns the state that the stack shares with the socket.
     fn shared(&self) -> &Arc<Self::Shared>;
-
-    /// See [`File::ready_now`].
-    fn look(&self, _core: &Core) -> Option<Events> {
-        None
-    }
 }
 
 impl<H: Handle + Send + Sync> File for H {
@@ -107,10 +102,6 @@ impl<H: Handle + Send + Sync> File for H {
 
     fn descriptor(&self) -> i32 {
         self.shared().kernel_descriptor()
-    }
-
-    fn ready_now(&self, core: &Core) -> Option<Events> {
-        self.look(core)
     }
 
     fn is_of(&self, stack: &StackHandle) -> bool {

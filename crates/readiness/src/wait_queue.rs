@@ -60,6 +60,7 @@ impl std::fmt::Debug for WaitQueue {
 
 impl WaitQueue {
     /// Threads that sleep in a call on the endpoint itself.
+    #[inline]
     pub fn threads(&self) -> Sleepers<'_> {
         Sleepers {
             count: &self.thread_count,
@@ -78,6 +79,7 @@ impl WaitQueue {
     }
 
     /// Wakes every thread and notifies the registrations of a change of the endpoint.
+    #[inline]
     pub fn notify(&self, changed: Events) {
         self.threads().wake_all();
         self.notify_registrations(changed);
@@ -85,6 +87,7 @@ impl WaitQueue {
 
     /// Wakes one thread, as something came that one thread takes. Notifies the
     /// registrations as [`WaitQueue::notify`] does.
+    #[inline]
     pub fn notify_one(&self, changed: Events) {
         self.threads().wake_one();
         self.notify_registrations(changed);
@@ -92,6 +95,7 @@ impl WaitQueue {
 
     /// Wakes one thread to process frames that came for the protocol. Returns false when
     /// no context polls the endpoint.
+    #[inline]
     pub fn frames_arrived(&self) -> bool {
         self.threads().wake_any();
         self.enter_frames_with_contexts()

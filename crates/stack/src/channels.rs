@@ -43,6 +43,7 @@ impl ChannelSet {
     }
 
     /// Returns true when no frame is seen to wait on any queue.
+    #[inline]
     pub fn looks_empty(&self) -> bool {
         self.channels.iter().all(Channel::looks_empty)
     }

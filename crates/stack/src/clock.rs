@@ -65,6 +65,7 @@ enum Source {
 }
 
 impl Source {
+    #[inline]
     fn now(&self) -> Duration {
         match self {
             Source::Real(start) => start.elapsed(),
@@ -99,6 +100,7 @@ impl Clock {
     }
 
     /// Returns the time since the clock was at zero.
+    #[inline]
     pub fn now(&self) -> Duration {
         self.source.now()
     }
@@ -106,6 +108,7 @@ impl Clock {
 
 impl Clock {
     /// Returns the present time, for deadlines of calls that wait.
+    #[inline]
     pub fn instant_now(&self) -> Instant {
         match &self.source {
             Source::Real(_) | Source::Given(_) => Instant::now(),

@@ -43,6 +43,8 @@ pub struct Core {
     pub helper: Arc<Helper>,
     /// The protocols, those looked up most often first.
     pub protocols: Vec<Arc<dyn Protocol>>,
+    /// Protocols with work of their own before each wait.
+    pub workers: Vec<Arc<dyn Protocol>>,
     /// Counters of the stages after the channel.
     pub causes: Causes,
     /// Lines of the frames that are traced.
@@ -61,6 +63,7 @@ pub struct Core {
 
 impl Core {
     /// Time since the stack started.
+    #[inline]
     pub fn now(&self) -> Duration {
         self.clock.now()
     }

@@ -95,6 +95,7 @@ impl Helper {
     }
 
     /// Returns false for a stack that never runs the thread (in memory, on a clock).
+    #[inline]
     pub fn is_allowed(&self) -> bool {
         self.allowed
     }
@@ -112,6 +113,7 @@ impl Helper {
     }
 
     /// Records that the application calls: it does the work that is due itself.
+    #[inline]
     pub fn application_is_here(&self) {
         self.calls.fetch_add(1, Ordering::Relaxed);
     }
@@ -122,6 +124,7 @@ impl Helper {
     }
 
     /// Wakes the helper for work that the application may not do soon.
+    #[inline]
     pub fn wake(&self) {
         if self.asleep.load(Ordering::SeqCst) && self.asleep.swap(false, Ordering::SeqCst) {
             #[cfg(test)]
@@ -132,6 +135,7 @@ impl Helper {
 
     /// Called when a thread that slept in the stack leaves it: from now on there may be
     /// no thread that serves connections.
+    #[inline]
     pub fn thread_leaves(&self) {
         self.leaves.fetch_add(1, Ordering::Relaxed);
         self.wake();

@@ -20,11 +20,13 @@ impl Output {
     }
 
     /// Sockets that have something to send.
+    #[inline]
     pub fn sockets(&self) -> usize {
         self.sockets.load(Ordering::SeqCst)
     }
 
     /// Records that a queue has frames that its device does not know.
+    #[inline]
     pub fn ring_doorbell(&self, queue: usize) {
         self.doorbells
             .fetch_or(1 << (queue % 32), Ordering::Relaxed);
@@ -32,11 +34,13 @@ impl Output {
 
     /// Returns true when a thread must act: sockets have something to send, or a device
     /// must accept frames that it did not accept before.
+    #[inline]
     pub fn is_due(&self) -> bool {
         self.sockets() > 0 || self.is_held_up()
     }
 
     /// Returns true while frames wait that a device did not accept.
+    #[inline]
     pub fn is_held_up(&self) -> bool {
         self.doorbells.load(Ordering::Relaxed) != 0
     }

@@ -35,6 +35,12 @@ pub trait Protocol: Any + Send + Sync {
     /// Called when the stack starts: the protocol takes its fixed channels.
     fn begin(&self, _core: &Core) {}
 
+    /// Returns true for one that has work of its own before each wait: [`Protocol::run`] and
+    /// [`Protocol::send`] are called for no other.
+    fn works_between_waits(&self) -> bool {
+        false
+    }
+
     /// Runs what is due at `now` and has no timer: frames left for later, scarce memory.
     fn run(&self, _core: &Core, _now: Duration) {}
 

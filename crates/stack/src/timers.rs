@@ -92,6 +92,7 @@ impl Timers {
     }
 
     /// Returns the time until a thread must check; zero once a timer has expired.
+    #[inline]
     pub fn next(&self, now: Duration) -> Option<Duration> {
         match self.next.load(Ordering::Acquire) {
             NEVER => None,

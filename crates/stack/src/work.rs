@@ -25,7 +25,7 @@ impl Core {
 
     fn send_burst(&self, hold: Hold) -> bool {
         let mut more = false;
-        for protocol in &self.protocols {
+        for protocol in &self.workers {
             more |= protocol.send(self, hold);
         }
         let takes = self.ring_doorbells();
@@ -77,8 +77,9 @@ impl Core {
     }
 
     /// Runs what protocols have left for later, and timers that have expired by `now`.
+    #[inline]
     pub fn run_due(&self, now: Duration) {
-        for protocol in &self.protocols {
+        for protocol in &self.workers {
             protocol.run(self, now);
         }
         if !self.is_late(now) {
@@ -117,11 +118,13 @@ impl Core {
     }
 
     /// Returns the time until a timer expires.
+    #[inline]
     pub fn next_timer(&self, now: Duration) -> Option<Duration> {
         self.timers.next(now)
     }
 
     /// Returns true when a timer has expired.
+    #[inline]
     pub fn is_late(&self, now: Duration) -> bool {
         self.next_timer(now).is_some_and(|left| left.is_zero())
     }

@@ -472,50 +472,50 @@ impl OpenFile {
     }
 }
 
-impl OpenFile {
-    /// Returns the inner file, which contexts poll.
-    fn polled(&self) -> &dyn File {
-        match self {
-            OpenFile::Stream(stream) => stream,
-            OpenFile::Listener(listener) => listener,
-            OpenFile::Datagram(socket) => socket,
+/// Calls a method of whatever a file is, without a second virtual call.
+macro_rules! of_kind {
+    ($file:expr, $it:ident => $call:expr) => {
+        match $file {
+            OpenFile::Stream($it) => $call,
+            OpenFile::Listener($it) => $call,
+            OpenFile::Datagram($it) => $call,
             #[cfg(feature = "atm")]
-            OpenFile::Circuit(socket) => socket,
+            OpenFile::Circuit($it) => $call,
             #[cfg(feature = "atm")]
-            OpenFile::CircuitListener(listener) => listener,
-            OpenFile::Kernel(file) => file,
-            OpenFile::Epoll(set) => set,
+            OpenFile::CircuitListener($it) => $call,
+            OpenFile::Kernel($it) => $call,
+            OpenFile::Epoll($it) => $call,
         }
-    }
+    };
 }
 
 impl File for OpenFile {
     fn pollable(&self) -> Option<Arc<dyn Pollable>> {
-        self.polled().pollable()
+        of_kind!(self, it => File::pollable(it))
     }
 
     fn wait_queue(&self) -> &WaitQueue {
-        self.polled().wait_queue()
+        of_kind!(self, it => File::wait_queue(it))
     }
 
     fn descriptor(&self) -> i32 {
-        self.polled().descriptor()
+        of_kind!(self, it => File::descriptor(it))
     }
 
     fn is_of(&self, stack: &StackHandle) -> bool {
-        self.polled().is_of(stack)
+        of_kind!(self, it => File::is_of(it, stack))
     }
 
     fn can_poll(&self) -> bool {
-        self.polled().can_poll()
+        of_kind!(self, it => File::can_poll(it))
     }
 
     fn epoll_set(&self) -> Option<&EpollSet> {
-        self.polled().epoll_set()
+        of_kind!(self, it => File::epoll_set(it))
     }
 
     fn ready_now(&self, core: &Core) -> Option<Events> {
-        self.polled().ready_now(core)
+        of_kind!(self, it => File::ready_now(it, core))
     }
 }
 

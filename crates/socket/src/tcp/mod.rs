@@ -483,6 +483,10 @@ impl Protocol for Tcp {
         self.set_cookie_parameters(core);
     }
 
+    fn works_between_waits(&self) -> bool {
+        true
+    }
+
     fn run(&self, core: &Core, now: Duration) {
         self.take_waiting_frames(core);
         self.reclaim(core, now);

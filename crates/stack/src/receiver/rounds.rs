@@ -94,6 +94,7 @@ enum Way {
 
 impl Receiver {
     /// Returns true while a device has to be polled for what it has, or had something.
+    #[inline]
     pub fn is_polling(&self) -> bool {
         self.queues.iter().any(|queue| {
             if queue.delivers {
@@ -112,11 +113,13 @@ impl Receiver {
     }
 
     /// Returns true when a poll will be due.
+    #[inline]
     pub fn will_be_due(&self) -> bool {
         self.due() < DELIVER_FIRST
     }
 
     /// Returns true if waiting frames must be delivered before the next poll.
+    #[inline]
     pub fn delivers_first(&self) -> bool {
         self.due() == DELIVER_FIRST
     }
@@ -490,6 +493,7 @@ impl Receiver {
 
     /// Returns how a poller that found nothing waits: as the most impatient queue
     /// requires.
+    #[inline]
     pub fn waiting(&self) -> Waiting {
         let waits = |queue: &QueueHandle| match queue.polled_by_others.load(Ordering::Relaxed) {
             true => 0,
@@ -522,6 +526,7 @@ impl Receiver {
 
     /// Returns true when the device's timer brings frames in batches of bearable size. An
     /// extra poll between two of them would only cost.
+    #[inline]
     pub fn device_polls(&self) -> bool {
         if self.reserved.get().is_some() {
             return false;

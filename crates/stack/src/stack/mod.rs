@@ -295,6 +295,9 @@ impl StackHandle {
             timers,
             output,
             helper,
+            workers: (protocols.iter().filter(|it| it.works_between_waits()))
+                .cloned()
+                .collect(),
             protocols,
             causes: Causes::default(),
             trace: TraceLog::default(),
@@ -443,6 +446,7 @@ impl StackHandle {
     }
 
     /// Returns true when both are handles of one stack.
+    #[inline]
     pub fn is(&self, other: &StackHandle) -> bool {
         Arc::ptr_eq(&self.inner, &other.inner)
     }
@@ -460,6 +464,7 @@ impl StackHandle {
     }
 
     /// Returns the state that its threads share, also in a forked child.
+    #[inline]
     pub fn core(&self) -> &Arc<Core> {
         &self.inner.core
     }

@@ -125,6 +125,7 @@ impl Sleepers<'_> {
     /// Returns false when no thread waits. A thread looks for data after `enter` and
     /// before it sleeps, so data made visible before this call is never missed. The
     /// fences order "append, then read count" against "count, then look".
+    #[inline]
     pub fn is_empty(self) -> bool {
         fence(Ordering::SeqCst);
         self.count.load(Ordering::Relaxed) == 0
@@ -142,6 +143,7 @@ impl Sleepers<'_> {
     }
 
     /// Wakes every thread.
+    #[inline]
     pub fn wake_all(self) {
         self.with_threads(|threads| {
             for entry in threads.iter().filter(|entry| !is_own(&entry.waker)) {
@@ -153,6 +155,7 @@ impl Sleepers<'_> {
     /// Wakes every thread that only looks, and one exclusive thread that has not been
     /// woken yet. That one is the last that came first (its caches are warm). Returns
     /// false when no thread waits.
+    #[inline]
     pub fn wake_one(self) -> bool {
         self.with_threads(|threads| {
             let mut taken = threads.iter().any(|e| e.exclusive && is_own(&e.waker));
@@ -170,6 +173,7 @@ impl Sleepers<'_> {
 
     /// Wakes one thread, whatever it waits for, to run the protocol. Returns false when
     /// no thread waits.
+    #[inline]
     pub fn wake_any(self) -> bool {
         self.with_threads(|threads| {
             if !threads.iter().any(|entry| is_own(&entry.waker))

@@ -2,9 +2,11 @@
 
 use std::sync::Arc;
 
+use tidewall_readiness::Events;
 use tidewall_readiness::registration::{File, Pollable};
 use tidewall_readiness::wait_queue::WaitQueue;
 use tidewall_stack::StackHandle;
+use tidewall_stack::core::Core;
 
 use super::{Inner, TcpStream};
 use crate::tcp::kernel_stream::KernelStream;
@@ -26,6 +28,18 @@ impl File for TcpStream {
     }
 
     fn is_of(&self, stack: &StackHandle) -> bool {
-        Arc::ptr_eq(&self.stack.inner, &stack.inner)
+        self.stack.is(stack)
+    }
+
+    /// `None` for a kernel connection.
+    fn ready_now(&self, core: &Core) -> Option<Events> {
+        let connection = self.own_connection()?;
+        let mut state = connection.look();
+        if state.has_frames() {
+            drop(state);
+            connection.process(core);
+            state = connection.look();
+        }
+        Some(state.events())
     }
 }
