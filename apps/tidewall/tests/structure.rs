@@ -127,7 +127,7 @@ fn imports<'a>(text: &str, own: &str, modules: &'a BTreeSet<String>) -> BTreeSet
     let joined = text.replace("super::", &format!("crate::{parent}::"));
     let words = joined.split(|c: char| !(c.is_alphanumeric() || c == '_' || c == ':'));
     let paths = words.filter_map(|word| word.strip_prefix("crate::").map(str::to_owned));
-    // Of a module of its own: `use child::Type`.
+    // A path of a child module: `use child::Type`.
     let uses = text.lines().filter_map(|line| {
         let (_, path) = line.trim_start().split_once("use ")?;
         Some(format!("{own}::{path}"))
@@ -157,7 +157,7 @@ fn circles_of_imports_in_the_stack_are_small() {
         reached.insert(own, imports(text, own, &modules));
     }
     assert!(reached.values().map(BTreeSet::len).sum::<usize>() > 50);
-    // What is reached by any number of imports.
+    // Adds modules that are reached by several imports.
     loop {
         let mut grown = false;
         for name in reached.keys().copied().collect::<Vec<_>>() {

@@ -58,7 +58,7 @@ pub(crate) fn hold_to_fork() -> Option<MutexGuard<'static, ()>> {
     (!makes).then(hold)
 }
 
-/// Where a stack may come from.
+/// Possible origins of a stack.
 struct Source {
     manager: Option<std::path::PathBuf>,
     interface: String,

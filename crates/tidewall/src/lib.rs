@@ -109,7 +109,12 @@ pub use tidewall_stack::{StackHandle, control, snapshot, trace};
 pub mod tcp {
     //! TCP: options, information, events.
     pub use tidewall_readiness::{Event, Interest, Selectable, Selector};
-    pub use tidewall_socket::tcp::*;
+    pub use tidewall_socket::tcp::{
+        AcpListener, AcpStream, Congestion, ConnectOptions, FastOpenFailure, FastOpenKeys, Framing,
+        Info, Keepalive, ListenOptions, Notification, ReceivedFrame, SendFlags, SendingTimes,
+        State, StreamOptions, Sysctl, TcpListener, TcpStream, TimestampEvent, TimestampKeys,
+        Timestamping,
+    };
 }
 
 pub mod tuning {

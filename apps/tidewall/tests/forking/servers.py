@@ -184,7 +184,7 @@ def reuseport():
             while True:
                 data = listens.accept()[0]
                 got = data.recv(4096)
-                # Who has served one is about to serve no other for a while.
+                # A worker that has served one client serves no other for a while.
                 data.sendall(b'pong ' + got)
                 data.close()
                 signal.sigtimedwait([], 0.2)
